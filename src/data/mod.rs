@@ -1,0 +1,3 @@
+//! Images and labels: files, the synthetic digits, the order of the samples.
+
+pub mod dataset;

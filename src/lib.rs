@@ -1,0 +1,45 @@
+//! Annulet trains LeNet on any GPU, many workers at once, with no server in the middle.
+//!
+//! Every worker keeps a full copy of the model, takes its share of each batch, runs forward and
+//! backward as WGSL compute shaders, and averages gradients with its peers by a ring all-reduce
+//! over QUIC. The sums are exact integers, so **one run gives one result**: the trained bits do not
+//! depend on how many workers computed them.
+//!
+//! # The map
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`config`] | the validated run configuration and its digest |
+//! | [`protocol`] | decisions without IO: collectives as state machines |
+//! | [`model`] | LeNet as data: layers, shapes, parameter layout, initial values |
+//! | [`numerics`] | exact fixed-point sums, the optimizer in strict `f32` |
+//! | [`reference`](mod@reference) | forward and backward in plain Rust: the oracle of the shaders |
+//! | [`data`] | IDX files, the synthetic digits, the sample order |
+//! | [`gpu`] | the wgpu shell: adapters, kernels, the gradient engine |
+//! | [`net`] | the tokio and quinn shell: identities, connections, the collective's driver |
+//! | [`train`] | the trainer, evaluation, checkpoints, metrics |
+//! | [`launch`] | local worker processes |
+//! | [`cli`] | one file a subcommand |
+//!
+//! # The layering rule
+//!
+//! Imports go downward only:
+//!
+//! ```text
+//! cli -> launch -> train -> {gpu, net} -> {reference, data, numerics} -> {protocol, model, config}
+//! ```
+//!
+//! `gpu` and `net` never see each other; `train` knows them through two traits,
+//! [`train::engine::GradientEngine`] and [`train::collective::Collective`].
+
+pub mod cli;
+pub mod config;
+pub mod data;
+pub mod gpu;
+pub mod launch;
+pub mod model;
+pub mod net;
+pub mod numerics;
+pub mod protocol;
+pub mod reference;
+pub mod train;

@@ -1,0 +1,5 @@
+//! The tokio and quinn shell: identities, connections, the collective's driver.
+
+/// A failure of the network or of a peer.
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {}

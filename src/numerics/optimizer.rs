@@ -1,0 +1,1 @@
+//! The optimizer on the host, in strict `f32`.

@@ -1,0 +1,58 @@
+//! What computes gradients: the trainer knows engines by this trait alone.
+
+use std::ops::Range;
+
+use crate::numerics::fixed_point::FixedPoint;
+
+/// Computes fixed-point gradient sums over a worker's samples, bucket by bucket.
+///
+/// A step is one [`begin_step`](GradientEngine::begin_step), then one
+/// [`finish_bucket`](GradientEngine::finish_bucket) for each bucket in the order of
+/// [`BUCKETS`](crate::model::layout::BUCKETS). The sums are the same bits on the same kind of
+/// adapter, however the batch is cut into runs of whole tiles.
+pub trait GradientEngine: Send {
+    /// Starts forward and backward over the training samples with these indices and returns
+    /// without waiting. Each 16 consecutive samples are a tile; the last may be short. Without
+    /// samples every bucket's words will be zero.
+    fn begin_step(
+        &mut self,
+        parameters: &[f32],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), EngineError>;
+
+    /// Waits until the bucket's words are ready and writes them, in the form documented at
+    /// [`Bucket`](crate::model::Bucket).
+    fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), EngineError>;
+
+    /// Appends the logits (N, 10) of a run of test samples to `logits`.
+    fn logits(
+        &mut self,
+        parameters: &[f32],
+        samples: Range<u32>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), EngineError>;
+
+    /// What the engine runs on, for people and for `run.json`.
+    fn description(&self) -> EngineDescription;
+}
+
+/// What an engine runs on.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct EngineDescription {
+    /// The adapter's name, or `cpu` for the reference.
+    pub adapter: String,
+    /// `vulkan`, `metal`, `dx12`, `gl`, or `reference`.
+    pub backend: String,
+    /// Driver and version.
+    pub driver: String,
+    /// `portable`, or `reference`.
+    pub kernels: String,
+}
+
+/// An engine's failure.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Gpu(#[from] crate::gpu::GpuError),
+}

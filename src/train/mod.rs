@@ -1,0 +1,4 @@
+//! The trainer: steps, evaluation, checkpoints, metrics.
+
+pub mod collective;
+pub mod engine;
