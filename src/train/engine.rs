@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::numerics::fixed_point::FixedPoint;
+use crate::reference::engine::ReferenceEngine;
 
 /// Computes fixed-point gradient sums over a worker's samples, bucket by bucket.
 ///
@@ -55,4 +56,41 @@ pub struct EngineDescription {
 pub enum EngineError {
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
+}
+
+/// Cannot fail, and computes the whole step in `begin_step`.
+impl GradientEngine for ReferenceEngine {
+    fn begin_step(
+        &mut self,
+        parameters: &[f32],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), EngineError> {
+        self.begin_step(parameters, samples, fixed_point);
+        Ok(())
+    }
+
+    fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), EngineError> {
+        self.finish_bucket(bucket, words);
+        Ok(())
+    }
+
+    fn logits(
+        &mut self,
+        parameters: &[f32],
+        samples: Range<u32>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        self.logits(parameters, samples, logits);
+        Ok(())
+    }
+
+    fn description(&self) -> EngineDescription {
+        EngineDescription {
+            adapter: "cpu".to_owned(),
+            backend: "reference".to_owned(),
+            driver: concat!("annulet ", env!("CARGO_PKG_VERSION")).to_owned(),
+            kernels: "reference".to_owned(),
+        }
+    }
 }

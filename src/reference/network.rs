@@ -1,0 +1,196 @@
+//! The kernels put together: one forward and backward pass over a few samples.
+
+use super::convolution::{
+    convolution_backward_input, convolution_backward_weights, convolution_forward,
+};
+use super::dense::{dense_backward_input, dense_backward_weights, dense_forward};
+use super::float::Float;
+use super::loss::loss_head;
+use crate::model::ModelKind;
+use crate::model::layers::{CONV1, CONV2, Convolution, Dense, FC1, FC2, FC3, IMAGE_PIXELS};
+use crate::model::layout::{
+    CONV1_BIAS, CONV1_WEIGHT, CONV2_BIAS, CONV2_WEIGHT, FC1_BIAS, FC1_WEIGHT, FC2_BIAS, FC2_WEIGHT,
+    FC3_BIAS, FC3_WEIGHT, PARAMETERS, TensorSpec,
+};
+
+/// The model with the values of one pass. The buffers grow to the largest pass and stay.
+///
+/// A pass is: fill what [`begin`](Network::begin) returns, call [`forward`](Network::forward),
+/// then, for gradients, [`backward`](Network::backward). With N samples every buffer is exactly
+/// N samples long.
+#[derive(Clone, Debug)]
+pub struct Network<F> {
+    model: ModelKind,
+    /// (N, 1, 28, 28).
+    images: Vec<F>,
+    conv1: ConvolutionValues<F>,
+    conv2: ConvolutionValues<F>,
+    fc1: DenseValues<F>,
+    fc2: DenseValues<F>,
+    /// Its output is the logits.
+    fc3: DenseValues<F>,
+    losses: Vec<F>,
+    right: Vec<bool>,
+    /// The gradient of the flat parameter vector.
+    d_parameters: Vec<F>,
+}
+
+/// What a backward pass found.
+#[derive(Clone, Copy, Debug)]
+pub struct Gradients<'a, F> {
+    /// (N) cross-entropy of each sample.
+    pub losses: &'a [F],
+    /// (N) whether the largest logit was the label's.
+    pub right: &'a [bool],
+    /// The gradient of the sum of the losses, in the order of the flat parameter vector.
+    pub d_parameters: &'a [F],
+}
+
+/// `pooled` and `d_pooled` are (N, D, P, P), `slopes` (N, D, O, O).
+#[derive(Clone, Debug)]
+struct ConvolutionValues<F> {
+    pooled: Vec<F>,
+    slopes: Vec<F>,
+    d_pooled: Vec<F>,
+}
+
+/// Both (N, O). The gradient is that of the linear output, before the activation.
+#[derive(Clone, Debug)]
+struct DenseValues<F> {
+    output: Vec<F>,
+    d_output: Vec<F>,
+}
+
+impl<F: Float> Network<F> {
+    pub fn new(model: ModelKind) -> Network<F> {
+        Network {
+            model,
+            images: Vec::new(),
+            conv1: ConvolutionValues::new(),
+            conv2: ConvolutionValues::new(),
+            fc1: DenseValues::new(),
+            fc2: DenseValues::new(),
+            fc3: DenseValues::new(),
+            losses: Vec::new(),
+            right: Vec::new(),
+            d_parameters: vec![F::ZERO; PARAMETERS],
+        }
+    }
+
+    /// Begins a pass over `samples` samples; their images (N, 1, 28, 28) go where it points.
+    pub fn begin(&mut self, samples: usize) -> &mut [F] {
+        self.conv1.resize(&CONV1, samples);
+        self.conv2.resize(&CONV2, samples);
+        self.fc1.resize(&FC1, samples);
+        self.fc2.resize(&FC2, samples);
+        self.fc3.resize(&FC3, samples);
+        self.losses.resize(samples, F::ZERO);
+        self.right.resize(samples, false);
+        self.images.resize(samples * IMAGE_PIXELS, F::ZERO);
+        &mut self.images
+    }
+
+    /// The logits (N, 10) of the images under `parameters`, the flat vector.
+    pub fn forward(&mut self, parameters: &[F]) -> &[F] {
+        let tensor = |spec: &TensorSpec| &parameters[spec.range()];
+        let model = self.model;
+        let activation = Some(model.activation());
+        let Network { images, conv1, conv2, fc1, fc2, fc3, .. } = self;
+
+        let (weights, bias) = (tensor(&CONV1_WEIGHT), tensor(&CONV1_BIAS));
+        let (pooled, slopes) = (&mut conv1.pooled, &mut conv1.slopes);
+        convolution_forward(&CONV1, model, weights, bias, images, pooled, slopes);
+
+        let (weights, bias) = (tensor(&CONV2_WEIGHT), tensor(&CONV2_BIAS));
+        let (pooled, slopes) = (&mut conv2.pooled, &mut conv2.slopes);
+        convolution_forward(&CONV2, model, weights, bias, &conv1.pooled, pooled, slopes);
+
+        let (weights, bias) = (tensor(&FC1_WEIGHT), tensor(&FC1_BIAS));
+        dense_forward(&FC1, activation, weights, bias, &conv2.pooled, &mut fc1.output);
+
+        let (weights, bias) = (tensor(&FC2_WEIGHT), tensor(&FC2_BIAS));
+        dense_forward(&FC2, activation, weights, bias, &fc1.output, &mut fc2.output);
+
+        let (weights, bias) = (tensor(&FC3_WEIGHT), tensor(&FC3_BIAS));
+        dense_forward(&FC3, None, weights, bias, &fc2.output, &mut fc3.output);
+        &fc3.output
+    }
+
+    /// Losses and gradients after [`forward`](Network::forward) with the same parameters;
+    /// `labels` is (N).
+    ///
+    /// # Panics
+    /// If a label is 10 or more, or there is not one for each sample.
+    pub fn backward(&mut self, parameters: &[F], labels: &[u8]) -> Gradients<'_, F> {
+        let weights = |spec: &TensorSpec| &parameters[spec.range()];
+        let activation = Some(self.model.activation());
+        let Network { images, conv1, conv2, fc1, fc2, fc3, losses, right, d_parameters, .. } = self;
+        assert_eq!(labels.len(), losses.len(), "a label for each sample");
+
+        loss_head(&fc3.output, labels, losses, right, &mut fc3.d_output);
+
+        let (d_weights, d_bias) = gradients(d_parameters, &FC3_WEIGHT, &FC3_BIAS);
+        dense_backward_weights(&FC3, &fc2.output, &fc3.d_output, d_weights, d_bias);
+        let (input, d_input) = (&fc2.output, &mut fc2.d_output);
+        let d_output = &fc3.d_output;
+        dense_backward_input(&FC3, activation, weights(&FC3_WEIGHT), input, d_output, d_input);
+
+        let (d_weights, d_bias) = gradients(d_parameters, &FC2_WEIGHT, &FC2_BIAS);
+        dense_backward_weights(&FC2, &fc1.output, &fc2.d_output, d_weights, d_bias);
+        let (input, d_input) = (&fc1.output, &mut fc1.d_output);
+        let d_output = &fc2.d_output;
+        dense_backward_input(&FC2, activation, weights(&FC2_WEIGHT), input, d_output, d_input);
+
+        // The slopes of the pooling below fc1 hold the derivative of the activation.
+        let (d_weights, d_bias) = gradients(d_parameters, &FC1_WEIGHT, &FC1_BIAS);
+        dense_backward_weights(&FC1, &conv2.pooled, &fc1.d_output, d_weights, d_bias);
+        let (input, d_input) = (&conv2.pooled, &mut conv2.d_pooled);
+        let d_output = &fc1.d_output;
+        dense_backward_input(&FC1, None, weights(&FC1_WEIGHT), input, d_output, d_input);
+
+        let (d_weights, d_bias) = gradients(d_parameters, &CONV2_WEIGHT, &CONV2_BIAS);
+        let (slopes, d_pooled) = (&conv2.slopes, &conv2.d_pooled);
+        convolution_backward_weights(&CONV2, &conv1.pooled, slopes, d_pooled, d_weights, d_bias);
+        let d_input = &mut conv1.d_pooled;
+        convolution_backward_input(&CONV2, weights(&CONV2_WEIGHT), slopes, d_pooled, d_input);
+
+        let (d_weights, d_bias) = gradients(d_parameters, &CONV1_WEIGHT, &CONV1_BIAS);
+        let (slopes, d_pooled) = (&conv1.slopes, &conv1.d_pooled);
+        convolution_backward_weights(&CONV1, images, slopes, d_pooled, d_weights, d_bias);
+
+        Gradients { losses, right, d_parameters }
+    }
+}
+
+impl<F: Float> ConvolutionValues<F> {
+    fn new() -> ConvolutionValues<F> {
+        ConvolutionValues { pooled: Vec::new(), slopes: Vec::new(), d_pooled: Vec::new() }
+    }
+
+    fn resize(&mut self, layer: &Convolution, samples: usize) {
+        let planes = samples * layer.out_channels;
+        self.pooled.resize(planes * layer.pooled_side() * layer.pooled_side(), F::ZERO);
+        self.slopes.resize(planes * layer.out_side() * layer.out_side(), F::ZERO);
+        self.d_pooled.resize(planes * layer.pooled_side() * layer.pooled_side(), F::ZERO);
+    }
+}
+
+impl<F: Float> DenseValues<F> {
+    fn new() -> DenseValues<F> {
+        DenseValues { output: Vec::new(), d_output: Vec::new() }
+    }
+
+    fn resize(&mut self, layer: &Dense, samples: usize) {
+        self.output.resize(samples * layer.outputs, F::ZERO);
+        self.d_output.resize(samples * layer.outputs, F::ZERO);
+    }
+}
+
+/// The gradients of a layer's weights and of its bias, which follows them in the flat vector.
+fn gradients<'a, F>(
+    d_parameters: &'a mut [F],
+    weight: &TensorSpec,
+    bias: &TensorSpec,
+) -> (&'a mut [F], &'a mut [F]) {
+    d_parameters[weight.offset..bias.range().end].split_at_mut(weight.count)
+}
