@@ -6,8 +6,8 @@
 use super::float::Float;
 
 /// Partial sums of [`dot`]. Without them a dot product is one chain of dependent additions; with
-/// them it is four vector additions side by side where vectors hold four `f32`s.
-const LANES: usize = 16;
+/// 16 instead of 8 the convolutions' weight gradients were a third slower, for the sums at the end.
+const LANES: usize = 8;
 
 /// `sum[i] += factor * values[i]`.
 pub(super) fn add_scaled<F: Float>(sum: &mut [F], factor: F, values: &[F]) {
@@ -18,7 +18,7 @@ pub(super) fn add_scaled<F: Float>(sum: &mut [F], factor: F, values: &[F]) {
 }
 
 /// The dot product of two slices of equal length, in a fixed order: lane `l` adds up the elements
-/// `l, l + 16, ...`, the lanes are added in order, then the elements behind the last full block.
+/// `l, l + 8, ...` of the full blocks; then come the elements behind those, then lane by lane.
 pub(super) fn dot<F: Float>(a: &[F], b: &[F]) -> F {
     debug_assert_eq!(a.len(), b.len());
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
@@ -30,11 +30,11 @@ pub(super) fn dot<F: Float>(a: &[F], b: &[F]) -> F {
         }
     }
     let mut sum = F::ZERO;
-    for lane in lanes {
-        sum += lane;
-    }
     for (&a, &b) in a_rest.iter().zip(b_rest) {
         sum += a * b;
+    }
+    for lane in lanes {
+        sum += lane;
     }
     sum
 }
