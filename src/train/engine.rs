@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::gpu::Engine;
 use crate::numerics::fixed_point::FixedPoint;
 use crate::reference::engine::ReferenceEngine;
 
@@ -56,6 +57,40 @@ pub struct EngineDescription {
 pub enum EngineError {
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
+}
+
+impl GradientEngine for Engine {
+    fn begin_step(
+        &mut self,
+        parameters: &[f32],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), EngineError> {
+        Ok(self.begin_step(parameters, samples, fixed_point)?)
+    }
+
+    fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), EngineError> {
+        Ok(self.finish_bucket(bucket, words)?)
+    }
+
+    fn logits(
+        &mut self,
+        parameters: &[f32],
+        samples: Range<u32>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        Ok(self.logits(parameters, samples, logits)?)
+    }
+
+    fn description(&self) -> EngineDescription {
+        let adapter = self.adapter();
+        EngineDescription {
+            adapter: adapter.name.clone(),
+            backend: adapter.backend.clone(),
+            driver: adapter.driver.clone(),
+            kernels: self.kernels().to_owned(),
+        }
+    }
 }
 
 /// Cannot fail, and computes the whole step in `begin_step`.

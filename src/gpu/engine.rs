@@ -1,0 +1,171 @@
+//! The gradient engine on a GPU: one interface over the kernel sets.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::GpuError;
+use super::device::{AdapterChoice, AdapterReport};
+use super::portable::PortableSet;
+use crate::config::Kernels;
+use crate::data::dataset::Dataset;
+use crate::model::layers::ModelKind;
+use crate::model::layout::{BUCKETS, PARAMETERS};
+use crate::numerics::fixed_point::FixedPoint;
+
+/// What an [`Engine`] is opened with.
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    pub adapter: AdapterChoice,
+    pub kernels: Kernels,
+    pub model: ModelKind,
+    pub dataset: Arc<Dataset>,
+    /// Samples of a step that memory is reserved for; a larger step makes the buffers grow.
+    pub samples_per_step: usize,
+    pub sums: Sums,
+}
+
+/// How partial gradients are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// In fixed point, with exact maxima: the result does not depend on order.
+    #[default]
+    Exact,
+    /// In plain `f32`, whose bits stand in the words in place of the integers; the maxima stay 0.
+    /// For the benchmark of what exactness costs.
+    Plain,
+}
+
+/// One way to compute a step on a GPU. The engine checks arguments and the order of calls.
+pub(super) trait KernelSet: Send {
+    /// `portable`, ...: the value of `--kernels` that names the set.
+    fn name(&self) -> &'static str;
+
+    /// The adapter the set runs on.
+    fn report(&self) -> &AdapterReport;
+
+    /// Submits forward and backward over training samples, at least one, and does not wait.
+    fn begin_step(
+        &mut self,
+        parameters: &[f32],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), GpuError>;
+
+    /// Waits for the words of a bucket and copies them.
+    fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), GpuError>;
+
+    /// Appends the logits (N, 10) of test samples.
+    fn logits(
+        &mut self,
+        parameters: &[f32],
+        samples: Range<u32>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), GpuError>;
+}
+
+/// Computes gradients on a GPU; see [`GradientEngine`](crate::train::engine::GradientEngine) for
+/// the order of calls.
+pub struct Engine {
+    set: Box<dyn KernelSet>,
+    train_samples: usize,
+    test_samples: usize,
+    step: Step,
+}
+
+/// Where the engine stands between the calls of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// No step begun yet.
+    None,
+    /// Begun without samples: its words are zero.
+    Empty,
+    /// Submitted to the GPU.
+    Submitted,
+}
+
+impl Engine {
+    /// Opens the adapter, puts the data set on it and makes all pipelines; `progress` is told
+    /// (pipelines ready, pipelines in all).
+    ///
+    /// # Errors
+    /// No fitting adapter, a data set beyond its limits, or a failing driver.
+    pub fn open(
+        settings: EngineSettings,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Engine, GpuError> {
+        let train_samples = settings.dataset.train.labels.len();
+        let test_samples = settings.dataset.test.labels.len();
+        let set: Box<dyn KernelSet> = match settings.kernels {
+            Kernels::Auto | Kernels::Portable => Box::new(PortableSet::open(&settings, progress)?),
+            Kernels::Reference => {
+                return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
+            }
+        };
+        Ok(Engine { set, train_samples, test_samples, step: Step::None })
+    }
+
+    /// Starts a step and returns without waiting.
+    ///
+    /// # Panics
+    /// If the parameters' length or a sample's index is wrong: both are the caller's own.
+    pub fn begin_step(
+        &mut self,
+        parameters: &[f32],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), GpuError> {
+        assert_eq!(parameters.len(), PARAMETERS);
+        assert!(samples.iter().all(|&s| (s as usize) < self.train_samples), "a training sample");
+        if samples.is_empty() {
+            self.step = Step::Empty;
+            return Ok(());
+        }
+        self.set.begin_step(parameters, samples, fixed_point)?;
+        self.step = Step::Submitted;
+        Ok(())
+    }
+
+    /// Waits until a bucket's words are ready and writes them.
+    ///
+    /// # Panics
+    /// If no step was begun, or `words` does not have the bucket's length.
+    pub fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), GpuError> {
+        assert_eq!(words.len(), BUCKETS[bucket].words());
+        match self.step {
+            Step::None => panic!("finish_bucket follows begin_step"),
+            Step::Empty => {
+                words.fill(0);
+                Ok(())
+            }
+            Step::Submitted => self.set.finish_bucket(bucket, words),
+        }
+    }
+
+    /// Appends the logits (N, 10) of a run of test samples.
+    ///
+    /// # Panics
+    /// If the parameters' length or the run of samples is wrong.
+    pub fn logits(
+        &mut self,
+        parameters: &[f32],
+        samples: Range<u32>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), GpuError> {
+        assert_eq!(parameters.len(), PARAMETERS);
+        assert!(samples.end as usize <= self.test_samples, "test samples");
+        if samples.is_empty() {
+            return Ok(());
+        }
+        self.set.logits(parameters, samples, logits)
+    }
+
+    /// The adapter that computes.
+    pub fn adapter(&self) -> &AdapterReport {
+        self.set.report()
+    }
+
+    /// The kernel set that computes, by its name on the command line.
+    pub fn kernels(&self) -> &'static str {
+        self.set.name()
+    }
+}
