@@ -1,5 +1,7 @@
 //! What reduces vectors among workers: the trainer knows collectives by this trait alone.
 
+use std::time::Duration;
+
 use crate::protocol::collective::{CollectiveId, Reduction};
 
 /// An all-reduce among the workers of a view.
@@ -26,6 +28,12 @@ pub trait Collective: Send {
 
     /// Bytes sent and received so far, as payload of the transport.
     fn traffic(&self) -> Traffic;
+
+    /// The time during which at least one vector was under way, on this worker.
+    fn busy(&self) -> Duration;
+
+    /// The algorithm's name, for `run.json`.
+    fn algorithm(&self) -> &'static str;
 }
 
 /// Bytes that went over the transport.
@@ -76,5 +84,13 @@ impl Collective for Solo {
 
     fn traffic(&self) -> Traffic {
         Traffic::default()
+    }
+
+    fn busy(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn algorithm(&self) -> &'static str {
+        "none"
     }
 }
