@@ -280,3 +280,187 @@ fn pooling_backward<F: Float>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_gradient, inner, values};
+    use super::*;
+    use crate::model::layers::{CONV1, CONV2};
+
+    /// Small enough to move every element, with padding, several channels and an odd kernel.
+    const SMALL: Convolution = Convolution {
+        name: "small",
+        in_channels: 2,
+        out_channels: 3,
+        kernel_side: 3,
+        padding: 1,
+        in_side: 6,
+    };
+    const SAMPLES: usize = 2;
+
+    /// Random arguments of a layer and room for its results.
+    struct Case {
+        layer: Convolution,
+        weights: Vec<f64>,
+        bias: Vec<f64>,
+        input: Vec<f64>,
+        d_pooled: Vec<f64>,
+    }
+
+    impl Case {
+        fn new(layer: Convolution) -> Case {
+            let sizes = Sizes::of(&layer);
+            Case {
+                layer,
+                weights: values(1, layer.out_channels * layer.fan_in()),
+                bias: values(2, layer.out_channels),
+                input: values(3, SAMPLES * sizes.input),
+                d_pooled: values(4, SAMPLES * layer.out_channels * sizes.pooled),
+            }
+        }
+
+        /// (pooled, slopes).
+        fn forward(
+            &self,
+            model: ModelKind,
+            weights: &[f64],
+            bias: &[f64],
+            input: &[f64],
+        ) -> (Vec<f64>, Vec<f64>) {
+            let layer = &self.layer;
+            let mut pooled = vec![f64::NAN; self.d_pooled.len()];
+            let slopes = SAMPLES * layer.out_channels * Sizes::of(layer).slopes;
+            let mut slopes = vec![f64::NAN; slopes];
+            convolution_forward(layer, model, weights, bias, input, &mut pooled, &mut slopes);
+            (pooled, slopes)
+        }
+    }
+
+    /// The definition, without the wide rows: pooled values.
+    fn by_definition(case: &Case, model: ModelKind) -> Vec<f64> {
+        let layer = &case.layer;
+        let (side, kernel, pad) = (layer.in_side as isize, layer.kernel_side, layer.padding);
+        let convolved = |n: usize, d: usize, y: usize, x: usize| {
+            let mut sum = case.bias[d];
+            for c in 0..layer.in_channels {
+                for i in 0..kernel {
+                    for j in 0..kernel {
+                        let row = (y + i) as isize - pad as isize;
+                        let column = (x + j) as isize - pad as isize;
+                        if (0..side).contains(&row) && (0..side).contains(&column) {
+                            let plane = (n * layer.in_channels + c) as isize;
+                            let value = case.input[((plane * side + row) * side + column) as usize];
+                            let weight = ((d * layer.in_channels + c) * kernel + i) * kernel + j;
+                            sum += value * case.weights[weight];
+                        }
+                    }
+                }
+            }
+            activate(model.activation(), sum)
+        };
+        let mut pooled = Vec::new();
+        for n in 0..SAMPLES {
+            for d in 0..layer.out_channels {
+                for y in (0..layer.out_side()).step_by(2) {
+                    for x in (0..layer.out_side()).step_by(2) {
+                        let window = [(y, x), (y, x + 1), (y + 1, x), (y + 1, x + 1)]
+                            .map(|(y, x)| convolved(n, d, y, x));
+                        pooled.push(match model.pooling() {
+                            Pooling::Max => window.into_iter().fold(f64::NEG_INFINITY, f64::max),
+                            Pooling::Average => window.iter().sum::<f64>() / 4.0,
+                        });
+                    }
+                }
+            }
+        }
+        pooled
+    }
+
+    #[test]
+    fn forward_follows_the_definition() {
+        for layer in [SMALL, CONV1, CONV2] {
+            let case = Case::new(layer);
+            // Values lie in [-1, 1), so each of two orders of the sum errs by this much at most.
+            let terms = layer.fan_in() as f64 + 1.0;
+            let tolerance = 2.0 * terms * terms * f64::EPSILON;
+            for model in ModelKind::ALL {
+                let (pooled, _) = case.forward(model, &case.weights, &case.bias, &case.input);
+                for (value, expected) in pooled.iter().zip(by_definition(&case, model)) {
+                    assert!((value - expected).abs() <= tolerance, "{value} {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn backward_is_the_derivative() {
+        let case = Case::new(SMALL);
+        let Case { layer, weights, bias, input, d_pooled } = &case;
+        for model in ModelKind::ALL {
+            let (_, slopes) = case.forward(model, weights, bias, input);
+            // The pooled values, weighted with d_pooled: their gradient is what backward computes.
+            let f = |weights: &[f64], bias: &[f64], input: &[f64]| {
+                let (pooled, moved_slopes) = case.forward(model, weights, bias, input);
+                if model.pooling() == Pooling::Max {
+                    assert_eq!(moved_slopes, slopes, "no kink may lie within the difference");
+                }
+                inner(&pooled, d_pooled)
+            };
+
+            let mut d_weights = vec![f64::NAN; weights.len()];
+            let mut d_bias = vec![f64::NAN; bias.len()];
+            convolution_backward_weights(
+                layer,
+                input,
+                &slopes,
+                d_pooled,
+                &mut d_weights,
+                &mut d_bias,
+            );
+            assert_gradient(|weights| f(weights, bias, input), weights, &d_weights);
+            assert_gradient(|bias| f(weights, bias, input), bias, &d_bias);
+
+            let mut d_input = vec![f64::NAN; input.len()];
+            convolution_backward_input(layer, weights, &slopes, d_pooled, &mut d_input);
+            assert_gradient(|input| f(weights, bias, input), input, &d_input);
+        }
+    }
+
+    /// One window through a convolution that changes nothing: (pooled, slopes).
+    fn pool(model: ModelKind, window: [f32; 4]) -> (f32, [f32; 4]) {
+        const IDENTITY: Convolution = Convolution {
+            name: "identity",
+            in_channels: 1,
+            out_channels: 1,
+            kernel_side: 1,
+            padding: 0,
+            in_side: 2,
+        };
+        let (mut pooled, mut slopes) = ([0.0], [f32::NAN; 4]);
+        let (weights, bias) = (&[1.0], &[0.0]);
+        convolution_forward(&IDENTITY, model, weights, bias, &window, &mut pooled, &mut slopes);
+        (pooled[0], slopes)
+    }
+
+    #[test]
+    fn the_first_of_equal_maxima_takes_the_gradient() {
+        let max = ModelKind::LeNet5;
+        assert_eq!(pool(max, [3.0, 3.0, 3.0, 3.0]), (3.0, [1.0, 0.0, 0.0, 0.0]));
+        assert_eq!(pool(max, [1.0, 3.0, 3.0, 2.0]), (3.0, [0.0, 1.0, 0.0, 0.0]));
+        assert_eq!(pool(max, [1.0, 2.0, 3.0, 3.0]), (3.0, [0.0, 0.0, 1.0, 0.0]));
+        assert_eq!(pool(max, [0.0, -2.0, -1.0, 0.0]), (0.0, [0.0; 4]));
+        let (pooled, slopes) = pool(ModelKind::LeNet5Classic, [0.0; 4]);
+        assert_eq!((pooled, slopes), (0.0, [0.25; 4]));
+    }
+
+    #[test]
+    fn a_nan_is_not_hidden() {
+        for model in ModelKind::ALL {
+            for place in 0..4 {
+                let mut window = [1.0, 5.0, 2.0, -1.0];
+                window[place] = f32::NAN;
+                assert!(pool(model, window).0.is_nan());
+            }
+        }
+    }
+}

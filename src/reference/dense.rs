@@ -85,3 +85,59 @@ pub fn dense_backward_weights<F: Float>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{H, assert_gradient, inner, values};
+    use super::*;
+
+    /// More inputs than lanes of a dot product, and not a multiple of them.
+    const LAYER: Dense = Dense { name: "small", inputs: 19, outputs: 5 };
+    const SAMPLES: usize = 3;
+
+    #[test]
+    fn backward_is_the_derivative() {
+        let weights = values(1, LAYER.outputs * LAYER.inputs);
+        let bias = values(2, LAYER.outputs);
+        let before = values(3, SAMPLES * LAYER.inputs);
+        let d_output = values(4, SAMPLES * LAYER.outputs);
+        assert!(before.iter().all(|value| value.abs() > H), "no kink of ReLU within a difference");
+
+        for activation in [None, Some(Activation::Relu), Some(Activation::Tanh)] {
+            let activated = |before: &[f64]| -> Vec<f64> {
+                let activate = |&value| activation.map_or(value, |a| activate(a, value));
+                before.iter().map(activate).collect()
+            };
+            // The layer's linear outputs, weighted with d_output.
+            let f = |weights: &[f64], bias: &[f64], before: &[f64]| {
+                let mut output = vec![f64::NAN; d_output.len()];
+                dense_forward(&LAYER, None, weights, bias, &activated(before), &mut output);
+                inner(&output, &d_output)
+            };
+
+            let input = activated(&before);
+            let mut d_weights = vec![f64::NAN; weights.len()];
+            let mut d_bias = vec![f64::NAN; bias.len()];
+            dense_backward_weights(&LAYER, &input, &d_output, &mut d_weights, &mut d_bias);
+            assert_gradient(|weights| f(weights, &bias, &before), &weights, &d_weights);
+            assert_gradient(|bias| f(&weights, bias, &before), &bias, &d_bias);
+
+            let mut d_before = vec![f64::NAN; before.len()];
+            dense_backward_input(&LAYER, activation, &weights, &input, &d_output, &mut d_before);
+            assert_gradient(|before| f(&weights, &bias, before), &before, &d_before);
+        }
+    }
+
+    #[test]
+    fn forward_applies_bias_and_activation() {
+        const LAYER: Dense = Dense { name: "tiny", inputs: 2, outputs: 2 };
+        let (weights, bias, input) = ([1.0f32, 2.0, -3.0, 0.5], [0.5, -0.25], [4.0, -1.0]);
+        let mut output = [0.0; 2];
+        dense_forward(&LAYER, None, &weights, &bias, &input, &mut output);
+        assert_eq!(output, [2.5, -12.75]);
+        dense_forward(&LAYER, Some(Activation::Relu), &weights, &bias, &input, &mut output);
+        assert_eq!(output, [2.5, 0.0]);
+        dense_forward(&LAYER, Some(Activation::Tanh), &weights, &bias, &input, &mut output);
+        assert_eq!(output, [libm::tanhf(2.5), -1.0]);
+    }
+}
