@@ -73,7 +73,7 @@ pub struct Hello {
 
 impl Hello {
     /// Checks that `peer` takes part in the same run as `self`, as worker `expected_rank`.
-    pub fn check(&self, peer: &Hello, expected_rank: u32) -> Result<(), HelloMismatch> {
+    pub fn check(&self, peer: &Hello, expected_rank: u32) -> Result<(), Box<HelloMismatch>> {
         let field = if peer.run_id != self.run_id {
             HelloField::RunId
         } else if peer.config_digest != self.config_digest {
@@ -87,7 +87,7 @@ impl Hello {
         } else {
             return Ok(());
         };
-        Err(HelloMismatch { field, ours: self.clone(), theirs: peer.clone() })
+        Err(Box::new(HelloMismatch { field, ours: self.clone(), theirs: peer.clone() }))
     }
 }
 

@@ -1,5 +1,6 @@
 //! What reduces vectors among workers: the trainer knows collectives by this trait alone.
 
+use crate::net::{NetError, RingHandle, RingOptions};
 use crate::protocol::collective::{CollectiveId, Reduction};
 
 /// An all-reduce among the workers of a view.
@@ -41,7 +42,7 @@ pub enum CollectiveError {
     #[error("finish was called with no collective under way")]
     NothingStarted,
     #[error(transparent)]
-    Net(#[from] crate::net::NetError),
+    Net(#[from] NetError),
 }
 
 /// The only worker's collective: the reduced vector is its own.
@@ -76,5 +77,70 @@ impl Collective for Solo {
 
     fn traffic(&self) -> Traffic {
         Traffic::default()
+    }
+}
+
+/// A ring of workers over QUIC, each in a process or a thread of its own.
+///
+/// Dropping it before [`close`](Ring::close) ends the other workers' run.
+#[derive(Debug)]
+pub struct Ring {
+    handle: RingHandle,
+}
+
+impl Ring {
+    /// Waits until both neighbours are connected.
+    ///
+    /// # Errors
+    /// If a neighbour is not there in time, holds another key, or takes part in another run.
+    ///
+    /// # Panics
+    /// If `rank` is not an index of `peers`.
+    pub fn join(options: RingOptions) -> Result<Ring, NetError> {
+        Ok(Ring { handle: RingHandle::join(options)? })
+    }
+
+    /// Finishes what is under way, makes sure that the next neighbour has all of it, and parts.
+    ///
+    /// # Errors
+    /// If the ring fails before that.
+    pub fn close(self) -> Result<(), NetError> {
+        self.handle.close()
+    }
+
+    /// Parts at once and tells the other workers why: their run ends with this reason.
+    pub fn abort(self, reason: String) {
+        self.handle.abort(reason);
+    }
+}
+
+impl Collective for Ring {
+    fn rank(&self) -> usize {
+        self.handle.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.handle.world_size()
+    }
+
+    fn start(
+        &mut self,
+        id: CollectiveId,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<(), CollectiveError> {
+        Ok(self.handle.start(id, reduction, vector)?)
+    }
+
+    fn finish(&mut self) -> Result<Vec<u32>, CollectiveError> {
+        if self.handle.in_flight() == 0 {
+            return Err(CollectiveError::NothingStarted);
+        }
+        Ok(self.handle.finish()?)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let (bytes_sent, bytes_received) = self.handle.traffic();
+        Traffic { bytes_sent, bytes_received }
     }
 }
