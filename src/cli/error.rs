@@ -7,6 +7,7 @@ use crate::data::DataError;
 use crate::gpu::GpuError;
 use crate::launch::LaunchError;
 use crate::net::NetError;
+use crate::net::identity::KeyError;
 use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 
@@ -54,4 +55,4 @@ macro_rules! through_launch_error {
     };
 }
 
-through_launch_error!(DataError, GpuError, NetError, TrainError, CheckpointError);
+through_launch_error!(DataError, GpuError, NetError, KeyError, TrainError, CheckpointError);

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::config::Kernels;
 use crate::data::class_names::class_name;
-use crate::data::dataset::{DataRequest, load_dataset};
+use crate::launch::worker::DataPlan;
 use crate::model::layers::CLASSES;
 use crate::train::evaluate::{for_each_answer, predicted_class};
 
@@ -52,14 +52,12 @@ struct EvalResult {
 
 pub fn run(arguments: EvalArguments) -> Result<(), CommandError> {
     let model = model(&arguments.checkpoint)?;
-    let choice = arguments.dataset.as_deref().unwrap_or(&model.dataset_name);
-    let mut dataset = load_dataset(&DataRequest {
-        choice: Some(choice.parse()?),
+    let plan = DataPlan {
+        dataset: Some(arguments.dataset.unwrap_or_else(|| model.dataset_name.clone())),
         train_limit: None,
         test_limit: arguments.test_limit,
-        seed: arguments.seed,
-    })?
-    .dataset;
+    };
+    let mut dataset = plan.load(arguments.seed)?.dataset;
     dataset.normalization = model.normalization;
     let labels = dataset.test.labels.clone();
     let dataset_name = dataset.name.clone();

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::config::{Kernels, RunConfig};
-use crate::data::dataset::{DataRequest, Dataset};
-use crate::launch::worker::{WorkerPlan, open_engine};
+use crate::data::Dataset;
+use crate::launch::worker::{DataPlan, WorkerPlan, open_engine};
 use crate::train::checkpoint::{TrainedModel, read_model};
 use crate::train::engine::GradientEngine;
 
@@ -25,7 +25,7 @@ pub fn forward_engine(
 ) -> Result<Box<dyn GradientEngine>, CommandError> {
     let plan = WorkerPlan {
         config: RunConfig { model: model.kind, kernels, ..RunConfig::default() },
-        data: DataRequest::default(),
+        data: DataPlan::default(),
         adapter,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         resume: None,

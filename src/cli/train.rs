@@ -9,11 +9,10 @@ use std::time::{Instant, SystemTime};
 use clap::Args;
 
 use crate::config::{Kernels, RunConfig};
-use crate::data::dataset::DataRequest;
 use crate::gpu::{AdapterChoice, list_adapters};
 use crate::launch::adapters::{self, Assignment};
 use crate::launch::local::LocalGroup;
-use crate::launch::worker::{FolderPlan, Membership, WorkerPlan, run_worker};
+use crate::launch::worker::{DataPlan, FolderPlan, Membership, WorkerPlan, run_worker};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::metrics::RunSummary;
 
@@ -99,11 +98,10 @@ pub fn plan_worker(
         None => RunConfig::default(),
     };
     let config = flags.resolve(base)?;
-    let data = DataRequest {
-        choice: flags.dataset.as_deref().map(str::parse).transpose()?,
+    let data = DataPlan {
+        dataset: flags.dataset.clone(),
         train_limit: flags.train_limit,
         test_limit: flags.test_limit,
-        seed: config.seed,
     };
     let config_toml = toml::to_string(&RunFlags::from_config(&config, &flags))
         .map_err(|error| CommandError::Usage(format!("the configuration has no file: {error}")))?;

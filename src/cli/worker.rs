@@ -14,9 +14,10 @@ use sha2::{Digest, Sha256};
 use crate::launch::LaunchError;
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{Membership, run_worker};
+use crate::launch::worker::{Membership, peer_addresses, run_worker};
 use crate::net::identity::ClusterKey;
-use crate::train::collective::{Ring, RingSettings};
+use crate::net::{PeerAddress, RingOptions, TransportSettings};
+use crate::train::collective::Ring;
 use crate::train::event::Event;
 
 use super::CommandError;
@@ -35,7 +36,7 @@ pub struct WorkerArguments {
     /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
     #[arg(long, env = "ANNULET_PEERS", value_delimiter = ',', value_name = "HOST:PORT,...",
           required_unless_present = "launched")]
-    peers: Vec<String>,
+    peers: Vec<PeerAddress>,
     /// The file that `annulet key` made, the same for all
     #[arg(long, env = "ANNULET_CLUSTER_KEY", value_name = "FILE",
           required_unless_present = "launched")]
@@ -108,16 +109,17 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         Membership {
             rank,
             workers,
-            members: peers.clone(),
+            members: peers.iter().map(ToString::to_string).collect(),
             connect: Box::new(move |config_digest| {
-                Ok(Box::new(Ring::connect(RingSettings {
+                Ok(Box::new(Ring::join(RingOptions {
                     socket,
-                    cluster_key,
+                    key: cluster_key,
                     peers: peers.into_iter().map(|peer| vec![peer]).collect(),
                     rank,
                     run_id,
                     config_digest,
                     join_timeout,
+                    transport: TransportSettings::default(),
                 })?))
             }),
         }
@@ -130,15 +132,12 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
 }
 
 /// Binds where this worker is to be reached.
-fn listen(address: Option<SocketAddr>, own: &str) -> Result<UdpSocket, CommandError> {
+fn listen(address: Option<SocketAddr>, own: &PeerAddress) -> Result<UdpSocket, CommandError> {
     let bind = |address: String, source| LaunchError::Bind { address, source };
     if let Some(address) = address {
         return UdpSocket::bind(address).map_err(|e| bind(address.to_string(), e).into());
     }
-    let port = own.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-    let Some(port) = port else {
-        return Err(CommandError::Usage(format!("--peers {own}: expected HOST:PORT")));
-    };
+    let port = own.port();
     // `[::]` takes IPv4 too where the system has both; else IPv4 alone.
     UdpSocket::bind(("::", port))
         .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))
@@ -146,8 +145,9 @@ fn listen(address: Option<SocketAddr>, own: &str) -> Result<UdpSocket, CommandEr
 }
 
 /// Workers that were given the same list are in the same run.
-fn run_id_of(peers: &[String]) -> String {
-    let digest = Sha256::digest(peers.join(","));
+fn run_id_of(peers: &[PeerAddress]) -> String {
+    let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
+    let digest = Sha256::digest(names.join(","));
     crate::train::metrics::hex(&digest[..8])
 }
 
@@ -179,17 +179,15 @@ fn follow_orders() -> Result<(), CommandError> {
         workers,
         members: Membership::describe(&addresses),
         connect: Box::new(move |config_digest| {
-            Ok(Box::new(Ring::connect(RingSettings {
+            Ok(Box::new(Ring::join(RingOptions {
                 socket,
-                cluster_key,
-                peers: addresses
-                    .iter()
-                    .map(|list| list.iter().map(ToString::to_string).collect())
-                    .collect(),
+                key: cluster_key,
+                peers: peer_addresses(&addresses),
                 rank,
                 run_id,
                 config_digest,
                 join_timeout: LAUNCHED_JOIN_TIMEOUT,
+                transport: TransportSettings::default(),
             })?))
         }),
     };

@@ -82,7 +82,7 @@ impl LocalGroup<'_> {
         news: &Sender<(usize, News)>,
     ) -> Result<(), LaunchError> {
         let program = std::env::current_exe().map_err(LaunchError::Spawn)?;
-        let key = ClusterKey::generate()?.to_pem();
+        let key = ClusterKey::generate()?.to_pem().to_owned();
         let launched_at_us = unix_time_us()
             .saturating_sub(u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(0));
         for (rank, assignment) in self.assignments.iter().enumerate() {

@@ -12,6 +12,7 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::gpu::GpuError;
 use crate::net::NetError;
+use crate::net::identity::KeyError;
 use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 use crate::train::run_folder::RunFolderError;
@@ -27,6 +28,8 @@ pub enum LaunchError {
     Gpu(#[from] GpuError),
     #[error(transparent)]
     Net(#[from] NetError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]

@@ -6,12 +6,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
-use crate::train::collective::{Ring, RingSettings};
+use crate::net::{RingOptions, TransportSettings};
+use crate::train::collective::Ring;
 use crate::train::event::{Observer, Silent};
 use crate::train::metrics::RunSummary;
 
 use super::LaunchError;
-use super::worker::{Membership, WorkerPlan, run_worker};
+use super::worker::{Membership, WorkerPlan, peer_addresses, run_worker};
 
 /// All threads start at once; what they wait for is each other's data and kernels.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -55,17 +56,15 @@ pub fn train_in_threads(
                         workers,
                         members: Membership::describe(&addresses),
                         connect: Box::new(move |config_digest| {
-                            Ok(Box::new(Ring::connect(RingSettings {
+                            Ok(Box::new(Ring::join(RingOptions {
                                 socket,
-                                cluster_key: key,
-                                peers: addresses
-                                    .iter()
-                                    .map(|list| list.iter().map(ToString::to_string).collect())
-                                    .collect(),
+                                key,
+                                peers: peer_addresses(&addresses),
                                 rank,
                                 run_id: "threads".into(),
                                 config_digest,
                                 join_timeout: JOIN_TIMEOUT,
+                                transport: TransportSettings::default(),
                             })?))
                         }),
                     };

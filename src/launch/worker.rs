@@ -9,8 +9,10 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Kernels, RunConfig};
-use crate::data::dataset::{DataRequest, Dataset, LoadedDataset, load_dataset};
+use crate::data::dataset::SampleLimits;
+use crate::data::{DataError, Dataset, DatasetRequest, LoadedDataset, SearchRoots};
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
+use crate::net::PeerAddress;
 use crate::numerics::fixed_point::TILE_SAMPLES;
 use crate::reference::engine::ReferenceEngine;
 use crate::train::checkpoint::read_checkpoint;
@@ -27,7 +29,7 @@ use super::LaunchError;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerPlan {
     pub config: RunConfig,
-    pub data: DataRequest,
+    pub data: DataPlan,
     /// What `--adapter` takes; none: the best.
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
@@ -36,6 +38,28 @@ pub struct WorkerPlan {
     pub resume: Option<PathBuf>,
     /// For the worker that writes the run folder.
     pub folder: Option<FolderPlan>,
+}
+
+/// Which images are trained on; what [`DatasetRequest`] is made of.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DataPlan {
+    /// What `--dataset` takes; none: the first that is found.
+    pub dataset: Option<String>,
+    pub train_limit: Option<usize>,
+    pub test_limit: Option<usize>,
+}
+
+impl DataPlan {
+    /// Loads the images; the seed is that of the synthetic digits.
+    pub fn load(&self, seed: u64) -> Result<LoadedDataset, DataError> {
+        DatasetRequest {
+            choice: self.dataset.as_deref().map(str::parse).transpose()?,
+            limits: SampleLimits { train: self.train_limit, test: self.test_limit },
+            seed,
+            roots: SearchRoots::default(),
+        }
+        .load()
+    }
 }
 
 /// Where a run's files go.
@@ -77,6 +101,11 @@ impl Membership<'_> {
     }
 }
 
+/// The addresses at which bound sockets are reached, as the ring takes them.
+pub fn peer_addresses(bound: &[Vec<SocketAddr>]) -> Vec<Vec<PeerAddress>> {
+    bound.iter().map(|list| list.iter().copied().map(PeerAddress::from).collect()).collect()
+}
+
 /// Runs one worker to the end of the training.
 pub fn run_worker(
     plan: WorkerPlan,
@@ -86,8 +115,8 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    let LoadedDataset { dataset, notice } = load_dataset(&plan.data)?;
-    if let Some(text) = notice {
+    let LoadedDataset { dataset, notices, .. } = plan.data.load(plan.config.seed)?;
+    for text in notices {
         observer.event(Event::Notice { text });
     }
     let dataset = Arc::new(dataset);
@@ -103,8 +132,15 @@ pub fn run_worker(
         let connecting = scope.spawn(move || connect(digest));
         let engine = open_engine(&plan, workers, &dataset, observer);
         let collective = connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // A worker without an engine says so first: its peers' loss of it is the lesser news.
-        Ok::<_, LaunchError>((engine?, collective?))
+        match (engine, collective) {
+            (Ok(engine), Ok(collective)) => Ok((engine, collective)),
+            (Err(error), Ok(collective)) => {
+                collective.abort(error.to_string());
+                Err(error)
+            }
+            // A worker without an engine says that: that it has no peers is the lesser news.
+            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(error),
+        }
     })?;
     let trainer = Trainer {
         config: plan.config,

@@ -15,9 +15,9 @@ use sha2::{Digest, Sha256};
 use crate::config::RunConfig;
 use crate::data::dataset::{Dataset, Normalization};
 use crate::model::ModelKind;
-use crate::model::layout::{PARAMETERS, SCALE_COUNT, TENSORS, TensorSpec};
+use crate::model::layout::{PARAMETERS, TENSORS, TensorSpec};
 use crate::numerics::fixed_point::Maxima;
-use crate::numerics::optimizer::Optimizer;
+use crate::numerics::optimizer::{Optimizer, OptimizerState, state_names};
 
 use super::metrics::hex;
 use super::trainer::TrainingState;
@@ -76,7 +76,8 @@ pub fn file_name(step: u64) -> String {
 /// The bytes of a checkpoint.
 pub fn encode_checkpoint(config: &RunConfig, dataset: &Dataset, state: &TrainingState) -> Vec<u8> {
     let mut tensors = parameter_tensors("", &state.parameters);
-    for (name, vector) in state.optimizer.vectors() {
+    let optimizer = state.optimizer.state();
+    for (name, vector) in &optimizer.vectors {
         tensors.extend(parameter_tensors(&format!("optimizer.{name}."), vector));
     }
     let mut metadata = model_metadata(config.model, dataset);
@@ -84,7 +85,7 @@ pub fn encode_checkpoint(config: &RunConfig, dataset: &Dataset, state: &Training
     metadata.insert("config".into(), text);
     metadata.insert("dataset_sha256".into(), hex(&dataset.sha256));
     metadata.insert("step".into(), state.step.to_string());
-    metadata.insert("optimizer_steps".into(), state.optimizer.steps().to_string());
+    metadata.insert("optimizer_steps".into(), optimizer.steps.to_string());
     metadata.insert("maxima".into(), encode_bits(&state.maxima));
     encode(tensors, metadata)
 }
@@ -154,13 +155,15 @@ fn decode_checkpoint(path: &Path, bytes: &[u8]) -> Result<Checkpoint, Checkpoint
         file.parsed("config", "a run's configuration", |text| serde_json::from_str(text).ok())?;
     let parameters = file.parameter_vector("")?;
     let number = |text: &str| text.parse::<u64>().ok();
-    let mut optimizer = Optimizer::new(&config.optimizer);
-    let mut vectors = Vec::new();
-    for (name, _) in Optimizer::new(&config.optimizer).vectors() {
-        vectors.push((name, file.parameter_vector(&format!("optimizer.{name}."))?));
-    }
-    optimizer
-        .restore(file.parsed("optimizer_steps", "a number", number)?, &vectors)
+    let vectors: Result<Vec<_>, CheckpointError> = state_names(&config.optimizer)
+        .iter()
+        .map(|&name| Ok((name.to_owned(), file.parameter_vector(&format!("optimizer.{name}."))?)))
+        .collect();
+    let state = OptimizerState {
+        steps: file.parsed("optimizer_steps", "a number", number)?,
+        vectors: vectors?,
+    };
+    let optimizer = Optimizer::restore(&config.optimizer, state)
         .map_err(|error| file.content(error.to_string(), "the optimizer's state"))?;
     let maxima: Maxima = file.parsed("maxima", "one f32 a scale as bits", decode_bits)?;
     if parameters.iter().chain(&maxima).any(|value| !value.is_finite()) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::net::{NetError, RingHandle, RingOptions};
 use crate::protocol::collective::{CollectiveId, Reduction};
 
 /// An all-reduce among the workers of a view.
@@ -34,6 +35,12 @@ pub trait Collective: Send {
 
     /// The algorithm's name, for `run.json`.
     fn algorithm(&self) -> &'static str;
+
+    /// Parts in peace, once everything handed over has reached the others.
+    fn close(self: Box<Self>) -> Result<(), CollectiveError>;
+
+    /// Parts at once and tells the others why: their run ends with this reason.
+    fn abort(self: Box<Self>, reason: String);
 }
 
 /// Bytes that went over the transport.
@@ -49,7 +56,7 @@ pub enum CollectiveError {
     #[error("finish was called with no collective under way")]
     NothingStarted,
     #[error(transparent)]
-    Net(#[from] crate::net::NetError),
+    Net(#[from] NetError),
 }
 
 /// The only worker's collective: the reduced vector is its own.
@@ -92,5 +99,79 @@ impl Collective for Solo {
 
     fn algorithm(&self) -> &'static str {
         "none"
+    }
+
+    fn close(self: Box<Self>) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn abort(self: Box<Self>, _reason: String) {}
+}
+
+/// A ring of workers over QUIC, each in a process or a thread of its own.
+///
+/// Dropping it before [`close`](Collective::close) ends the other workers' run.
+#[derive(Debug)]
+pub struct Ring {
+    handle: RingHandle,
+}
+
+impl Ring {
+    /// Waits until both neighbours are connected.
+    ///
+    /// # Errors
+    /// If a neighbour is not there in time, holds another key, or takes part in another run.
+    ///
+    /// # Panics
+    /// If `rank` is not an index of `peers`.
+    pub fn join(options: RingOptions) -> Result<Ring, NetError> {
+        Ok(Ring { handle: RingHandle::join(options)? })
+    }
+}
+
+impl Collective for Ring {
+    fn rank(&self) -> usize {
+        self.handle.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.handle.world_size()
+    }
+
+    fn start(
+        &mut self,
+        id: CollectiveId,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<(), CollectiveError> {
+        Ok(self.handle.start(id, reduction, vector)?)
+    }
+
+    fn finish(&mut self) -> Result<Vec<u32>, CollectiveError> {
+        if self.handle.in_flight() == 0 {
+            return Err(CollectiveError::NothingStarted);
+        }
+        Ok(self.handle.finish()?)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let (bytes_sent, bytes_received) = self.handle.traffic();
+        Traffic { bytes_sent, bytes_received }
+    }
+
+    fn busy(&self) -> Duration {
+        self.handle.busy()
+    }
+
+    fn algorithm(&self) -> &'static str {
+        "ring"
+    }
+
+    fn close(self: Box<Self>) -> Result<(), CollectiveError> {
+        Ok(self.handle.close()?)
+    }
+
+    fn abort(self: Box<Self>, reason: String) {
+        self.handle.abort(reason);
     }
 }

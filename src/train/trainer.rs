@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use crate::config::{Length, RunConfig};
+use crate::config::RunConfig;
 use crate::data::dataset::Dataset;
 use crate::data::sampler::{Sampler, share};
 use crate::model::initial::initial_parameters;
@@ -121,7 +121,20 @@ impl Trainer {
     ///
     /// Every worker of the group must call this with the same configuration, data and state.
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
-        Run::new(self).run(observer)
+        let mut run = Run::new(self);
+        let result = run.run(observer);
+        let collective = run.trainer.collective;
+        match result {
+            Ok(summary) => {
+                collective.close()?;
+                observer.event(Event::Finished(Box::new(summary.clone())));
+                Ok(summary)
+            }
+            Err(error) => {
+                collective.abort(error.to_string());
+                Err(error)
+            }
+        }
     }
 }
 
@@ -168,7 +181,7 @@ impl Run {
         }
     }
 
-    fn run(mut self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
         let samples = self.trainer.dataset.train.labels.len();
         let steps_per_epoch = self.trainer.config.steps_per_epoch(samples);
         let total_steps = self.trainer.config.total_steps(samples);
@@ -204,7 +217,6 @@ impl Run {
         if let Some(folder) = &self.trainer.folder {
             folder.write_summary(&summary)?;
         }
-        observer.event(Event::Finished(Box::new(summary.clone())));
         Ok(summary)
     }
 
@@ -282,8 +294,7 @@ impl Run {
     ) -> Result<StepReport, TrainError> {
         let began = Instant::now();
         let step = self.trainer.state.step;
-        let steps_per_epoch = self.sampler.steps_per_epoch();
-        let batch = self.sampler.batch(epoch, step - epoch * steps_per_epoch).len();
+        let batch = self.sampler.batch(step).len();
         let mut maxima = self.trainer.state.maxima;
         let mut compute = Duration::ZERO;
         let mut comm = Duration::ZERO;
@@ -291,7 +302,6 @@ impl Run {
         let (fixed_point, reduced) = loop {
             let fixed_point = FixedPoint::for_batch(batch, &maxima);
             let reduced = self.reduce_gradients(
-                epoch,
                 step,
                 attempt,
                 &fixed_point,
@@ -352,7 +362,6 @@ impl Run {
     /// are left in `self.vectors`.
     fn reduce_gradients(
         &mut self,
-        epoch: u64,
         step: u64,
         attempt: u32,
         fixed_point: &FixedPoint,
@@ -361,8 +370,7 @@ impl Run {
     ) -> Result<Reduced, TrainError> {
         let began = Instant::now();
         let trainer = &mut self.trainer;
-        let steps_per_epoch = self.sampler.steps_per_epoch();
-        let batch = self.sampler.batch(epoch, step - epoch * steps_per_epoch);
+        let batch = self.sampler.batch(step);
         let mine =
             share(batch.len(), trainer.collective.world_size(), trainer.collective.rank());
         trainer.engine.begin_step(&trainer.state.parameters, &batch[mine], fixed_point)?;
@@ -517,12 +525,4 @@ impl Run {
 /// A bucket's reduction, with one more word behind its maxima: whether a worker wants to stop.
 fn reduction(bucket: &Bucket) -> Reduction {
     Reduction { sum_words: bucket.sum_words(), max_words: bucket.max_words() + 1 }
-}
-
-/// Epochs that are begun or over after `steps` steps, for displays.
-pub fn epochs_of(length: Length, steps_per_epoch: u64) -> u64 {
-    match length {
-        Length::Epochs(epochs) => epochs,
-        Length::Steps(steps) => steps.div_ceil(steps_per_epoch),
-    }
 }
