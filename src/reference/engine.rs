@@ -13,8 +13,8 @@ use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
 /// Computes on the calling thread, tile by tile, without allocating after the first step.
 ///
-/// The methods are those of [`GradientEngine`](crate::train::engine::GradientEngine) and are
-/// called in the same order. All work is done in [`begin_step`](ReferenceEngine::begin_step).
+/// The methods are those of the trainer's `GradientEngine`, which it implements, and are called in
+/// the same order. All work is done in [`begin_step`](ReferenceEngine::begin_step).
 #[derive(Debug)]
 pub struct ReferenceEngine {
     dataset: Arc<Dataset>,
