@@ -24,6 +24,9 @@ use crate::model::{ModelKind, Pooling};
 ///
 /// `input` is (N, C, S, S), `weights` (D, C, K, K), `bias` (D); out go `pooled` (N, D, P, P) and
 /// `slopes` (N, D, O, O).
+///
+/// # Panics
+/// If the shapes do not agree, or the layer is larger than the model's convolutions.
 pub fn convolution_forward<F: Float>(
     layer: &Convolution,
     model: ModelKind,
@@ -38,17 +41,19 @@ pub fn convolution_forward<F: Float>(
     let mut convolved = [F::ZERO; WIDE_MAX];
     let convolved = &mut convolved[..sizes.wide];
 
+    sizes.assert_agree(input, slopes, pooled);
+    assert_eq!((weights.len(), bias.len()), (sizes.weights, layer.out_channels));
     let samples = input
         .chunks_exact(sizes.input)
-        .zip(pooled.chunks_exact_mut(sizes.pooled * layer.out_channels))
-        .zip(slopes.chunks_exact_mut(sizes.slopes * layer.out_channels));
+        .zip(pooled.chunks_exact_mut(sizes.pooled))
+        .zip(slopes.chunks_exact_mut(sizes.slopes));
     for ((input, pooled), slopes) in samples {
         pad(layer, input, &mut padded);
         let channels = weights
             .chunks_exact(layer.fan_in())
             .zip(bias)
-            .zip(pooled.chunks_exact_mut(sizes.pooled))
-            .zip(slopes.chunks_exact_mut(sizes.slopes));
+            .zip(pooled.chunks_exact_mut(sizes.pooled_plane))
+            .zip(slopes.chunks_exact_mut(sizes.slopes_plane));
         for (((weights, &bias), pooled), slopes) in channels {
             convolved.fill(bias);
             for (&weight, distance) in weights.iter().zip(distances(layer)) {
@@ -63,6 +68,9 @@ pub fn convolution_forward<F: Float>(
 ///
 /// `weights` is (D, C, K, K), `slopes` (N, D, O, O), `d_pooled` (N, D, P, P); out goes `d_input`
 /// (N, C, S, S).
+///
+/// # Panics
+/// If the shapes do not agree, or the layer is larger than the model's convolutions.
 pub fn convolution_backward_input<F: Float>(
     layer: &Convolution,
     weights: &[F],
@@ -75,16 +83,18 @@ pub fn convolution_backward_input<F: Float>(
     let mut d_convolved = [F::ZERO; WIDE_MAX];
     let d_convolved = &mut d_convolved[..sizes.wide];
 
+    sizes.assert_agree(d_input, slopes, d_pooled);
+    assert_eq!(weights.len(), sizes.weights);
     let samples = slopes
-        .chunks_exact(sizes.slopes * layer.out_channels)
-        .zip(d_pooled.chunks_exact(sizes.pooled * layer.out_channels))
+        .chunks_exact(sizes.slopes)
+        .zip(d_pooled.chunks_exact(sizes.pooled))
         .zip(d_input.chunks_exact_mut(sizes.input));
     for ((slopes, d_pooled), d_input) in samples {
         d_padded.fill(F::ZERO);
         let channels = weights
             .chunks_exact(layer.fan_in())
-            .zip(slopes.chunks_exact(sizes.slopes))
-            .zip(d_pooled.chunks_exact(sizes.pooled));
+            .zip(slopes.chunks_exact(sizes.slopes_plane))
+            .zip(d_pooled.chunks_exact(sizes.pooled_plane));
         for ((weights, slopes), d_pooled) in channels {
             pooling_backward(layer, slopes, d_pooled, d_convolved);
             for (&weight, distance) in weights.iter().zip(distances(layer)) {
@@ -99,6 +109,9 @@ pub fn convolution_backward_input<F: Float>(
 ///
 /// `input` is (N, C, S, S), `slopes` (N, D, O, O), `d_pooled` (N, D, P, P); out go `d_weights`
 /// (D, C, K, K) and `d_bias` (D).
+///
+/// # Panics
+/// If the shapes do not agree, or the layer is larger than the model's convolutions.
 pub fn convolution_backward_weights<F: Float>(
     layer: &Convolution,
     input: &[F],
@@ -112,19 +125,21 @@ pub fn convolution_backward_weights<F: Float>(
     let mut d_convolved = [F::ZERO; WIDE_MAX];
     let d_convolved = &mut d_convolved[..sizes.wide];
 
+    sizes.assert_agree(input, slopes, d_pooled);
+    assert_eq!((d_weights.len(), d_bias.len()), (sizes.weights, layer.out_channels));
     d_weights.fill(F::ZERO);
     d_bias.fill(F::ZERO);
     let samples = input
         .chunks_exact(sizes.input)
-        .zip(slopes.chunks_exact(sizes.slopes * layer.out_channels))
-        .zip(d_pooled.chunks_exact(sizes.pooled * layer.out_channels));
+        .zip(slopes.chunks_exact(sizes.slopes))
+        .zip(d_pooled.chunks_exact(sizes.pooled));
     for ((input, slopes), d_pooled) in samples {
         pad(layer, input, &mut padded);
         let channels = d_weights
             .chunks_exact_mut(layer.fan_in())
             .zip(d_bias.iter_mut())
-            .zip(slopes.chunks_exact(sizes.slopes))
-            .zip(d_pooled.chunks_exact(sizes.pooled));
+            .zip(slopes.chunks_exact(sizes.slopes_plane))
+            .zip(d_pooled.chunks_exact(sizes.pooled_plane));
         for (((d_weights, d_bias), slopes), d_pooled) in channels {
             pooling_backward(layer, slopes, d_pooled, d_convolved);
             for &d in &*d_convolved {
@@ -137,26 +152,42 @@ pub fn convolution_backward_weights<F: Float>(
     }
 }
 
-/// Elements of one sample's planes.
+/// Numbers of elements.
 struct Sizes {
-    /// The input, all channels.
+    weights: usize,
+    /// One sample's input.
     input: usize,
-    /// One output channel's slopes.
+    /// One sample's slopes, and one channel of them.
     slopes: usize,
-    /// One pooled output channel.
+    slopes_plane: usize,
+    /// One sample's pooled values, and one channel of them.
     pooled: usize,
-    /// One output channel in wide rows, without the unused end of the last.
+    pooled_plane: usize,
+    /// One channel of the output in wide rows, without the unused end of the last.
     wide: usize,
 }
 
 impl Sizes {
     const fn of(layer: &Convolution) -> Sizes {
+        let slopes_plane = layer.out_side() * layer.out_side();
+        let pooled_plane = layer.pooled_side() * layer.pooled_side();
         Sizes {
+            weights: layer.out_channels * layer.fan_in(),
             input: layer.in_channels * layer.in_side * layer.in_side,
-            slopes: layer.out_side() * layer.out_side(),
-            pooled: layer.pooled_side() * layer.pooled_side(),
+            slopes: layer.out_channels * slopes_plane,
+            slopes_plane,
+            pooled: layer.out_channels * pooled_plane,
+            pooled_plane,
             wide: layer.out_side() * padded_side(layer) + 1 - layer.kernel_side,
         }
+    }
+
+    /// Input, slopes and pooled values, or their gradients, are those of the same samples.
+    fn assert_agree<F>(&self, input: &[F], slopes: &[F], pooled: &[F]) {
+        let samples = input.len() / self.input;
+        let sizes = [self.input, self.slopes, self.pooled];
+        let lengths = [input.len(), slopes.len(), pooled.len()];
+        assert_eq!(lengths, sizes.map(|size| samples * size), "{samples} samples");
     }
 }
 
@@ -312,10 +343,10 @@ mod tests {
             let sizes = Sizes::of(&layer);
             Case {
                 layer,
-                weights: values(1, layer.out_channels * layer.fan_in()),
+                weights: values(1, sizes.weights),
                 bias: values(2, layer.out_channels),
                 input: values(3, SAMPLES * sizes.input),
-                d_pooled: values(4, SAMPLES * layer.out_channels * sizes.pooled),
+                d_pooled: values(4, SAMPLES * sizes.pooled),
             }
         }
 
@@ -329,8 +360,7 @@ mod tests {
         ) -> (Vec<f64>, Vec<f64>) {
             let layer = &self.layer;
             let mut pooled = vec![f64::NAN; self.d_pooled.len()];
-            let slopes = SAMPLES * layer.out_channels * Sizes::of(layer).slopes;
-            let mut slopes = vec![f64::NAN; slopes];
+            let mut slopes = vec![f64::NAN; SAMPLES * Sizes::of(layer).slopes];
             convolution_forward(layer, model, weights, bias, input, &mut pooled, &mut slopes);
             (pooled, slopes)
         }

@@ -14,6 +14,9 @@ use crate::model::layers::Dense;
 ///
 /// `weights` is (O, I), `bias` (O), `input` (N, I); out goes `output` (N, O). Without an
 /// activation the output is linear: the logits.
+///
+/// # Panics
+/// If the shapes do not agree.
 pub fn dense_forward<F: Float>(
     layer: &Dense,
     activation: Option<Activation>,
@@ -22,6 +25,8 @@ pub fn dense_forward<F: Float>(
     input: &[F],
     output: &mut [F],
 ) {
+    assert_agree(layer, weights, input, output);
+    assert_eq!(bias.len(), layer.outputs);
     let samples = input.chunks_exact(layer.inputs).zip(output.chunks_exact_mut(layer.outputs));
     for (input, output) in samples {
         let rows = weights.chunks_exact(layer.inputs).zip(bias);
@@ -39,6 +44,9 @@ pub fn dense_forward<F: Float>(
 /// activation was applied to.
 ///
 /// `weights` is (O, I), `input` (N, I), `d_output` (N, O); out goes `d_input` (N, I).
+///
+/// # Panics
+/// If the shapes do not agree.
 pub fn dense_backward_input<F: Float>(
     layer: &Dense,
     activation: Option<Activation>,
@@ -47,6 +55,8 @@ pub fn dense_backward_input<F: Float>(
     d_output: &[F],
     d_input: &mut [F],
 ) {
+    assert_agree(layer, weights, input, d_output);
+    assert_eq!(d_input.len(), input.len());
     d_input.fill(F::ZERO);
     let samples = input
         .chunks_exact(layer.inputs)
@@ -67,6 +77,9 @@ pub fn dense_backward_input<F: Float>(
 /// The gradients of weights and bias, summed over the N samples.
 ///
 /// `input` is (N, I), `d_output` (N, O); out go `d_weights` (O, I) and `d_bias` (O).
+///
+/// # Panics
+/// If the shapes do not agree.
 pub fn dense_backward_weights<F: Float>(
     layer: &Dense,
     input: &[F],
@@ -74,6 +87,8 @@ pub fn dense_backward_weights<F: Float>(
     d_weights: &mut [F],
     d_bias: &mut [F],
 ) {
+    assert_agree(layer, d_weights, input, d_output);
+    assert_eq!(d_bias.len(), layer.outputs);
     d_weights.fill(F::ZERO);
     d_bias.fill(F::ZERO);
     let samples = input.chunks_exact(layer.inputs).zip(d_output.chunks_exact(layer.outputs));
@@ -84,6 +99,15 @@ pub fn dense_backward_weights<F: Float>(
             *d_bias += d;
         }
     }
+}
+
+/// The weights are the layer's; inputs and outputs, or their gradients, are those of the same
+/// samples.
+fn assert_agree<F>(layer: &Dense, weights: &[F], input: &[F], output: &[F]) {
+    assert_eq!(weights.len(), layer.outputs * layer.inputs);
+    let samples = input.len() / layer.inputs;
+    let lengths = [input.len(), output.len()];
+    assert_eq!(lengths, [layer.inputs, layer.outputs].map(|n| samples * n), "{samples} samples");
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
 /// Computes on the calling thread, tile by tile, without allocating after the first step.
 ///
-/// The methods are those of [`GradientEngine`](crate::train::engine::GradientEngine) and are
-/// called in the same order. All work is done in [`begin_step`](ReferenceEngine::begin_step).
+/// The methods are those of the trainer's `GradientEngine`, which it implements, and are called in
+/// the same order. All work is done in [`begin_step`](ReferenceEngine::begin_step).
 #[derive(Debug)]
 pub struct ReferenceEngine {
     dataset: Arc<Dataset>,
@@ -188,6 +188,43 @@ mod tests {
         assert_eq!(dense[statistics..][..3], [loss_sum as u32, right, 34]);
         assert_eq!(dense[DENSE_BUCKET.words() - 1], largest.to_bits());
         assert_eq!(words[1].len(), CONVOLUTION_BUCKET.words());
+    }
+
+    #[test]
+    fn gradients_are_rounded_once_a_tile() {
+        let dataset = dataset();
+        let fixed_point = FixedPoint::for_batch(200, &[8.0; SCALE_COUNT]);
+        let parameters = initial_parameters(3);
+        let mut network = Network::new(ModelKind::LeNet5);
+        let mut engine = ReferenceEngine::new(ModelKind::LeNet5, dataset.clone());
+        let words = step(&mut engine, &(0..20).collect::<Vec<u32>>());
+
+        let mut expected = BUCKETS.map(|bucket| vec![0; bucket.words()]);
+        for tile in [0..16, 16..20] {
+            let images = network.begin(tile.len());
+            gather_images(&dataset.train, dataset.normalization, tile.clone(), images);
+            network.forward(&parameters);
+            let labels = &dataset.train.labels[tile.start as usize..tile.end as usize];
+            let partials = network.backward(&parameters, labels).d_parameters;
+            for (bucket, expected) in BUCKETS.iter().zip(&mut expected) {
+                for (i, tensor) in bucket.tensor_specs().iter().enumerate() {
+                    for index in tensor.range() {
+                        let q = fixed_point.quantize(bucket.first_tensor + i, partials[index]);
+                        let sum: &mut u32 = &mut expected[index - bucket.parameter_range().start];
+                        *sum = sum.wrapping_add(q as u32);
+                    }
+                    let largest =
+                        partials[tensor.range()].iter().fold(0.0f32, |m, p| m.max(p.abs()));
+                    let maximum = &mut expected[bucket.sum_words() + i];
+                    *maximum = largest.max(f32::from_bits(*maximum)).to_bits();
+                }
+            }
+        }
+        for (bucket, (words, expected)) in BUCKETS.iter().zip(words.iter().zip(&expected)) {
+            let (gradients, maxima) = (bucket.parameter_range().len(), bucket.sum_words());
+            assert!(words[..gradients] == expected[..gradients]);
+            assert_eq!(words[maxima..][..bucket.tensors], expected[maxima..][..bucket.tensors]);
+        }
     }
 
     #[test]

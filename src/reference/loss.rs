@@ -10,7 +10,7 @@ use crate::model::layers::CLASSES;
 /// answer is the first of the largest logits.
 ///
 /// # Panics
-/// If a label is 10 or more.
+/// If the shapes do not agree, or a label is 10 or more.
 pub fn loss_head<F: Float>(
     logits: &[F],
     labels: &[u8],
@@ -18,6 +18,8 @@ pub fn loss_head<F: Float>(
     right: &mut [bool],
     d_logits: &mut [F],
 ) {
+    assert_eq!([losses.len(), right.len()], [labels.len(); 2]);
+    assert_eq!([logits.len(), d_logits.len()], [labels.len() * CLASSES; 2]);
     let samples = logits.as_chunks::<CLASSES>().0.iter().zip(labels);
     let out = losses.iter_mut().zip(right).zip(d_logits.as_chunks_mut::<CLASSES>().0);
     for ((logits, &label), ((loss, right), d_logits)) in samples.zip(out) {

@@ -125,7 +125,6 @@ impl<F: Float> Network<F> {
         let weights = |spec: &TensorSpec| &parameters[spec.range()];
         let activation = Some(self.model.activation());
         let Network { images, conv1, conv2, fc1, fc2, fc3, losses, right, d_parameters, .. } = self;
-        assert_eq!(labels.len(), losses.len(), "a label for each sample");
 
         loss_head(&fc3.output, labels, losses, right, &mut fc3.d_output);
 
