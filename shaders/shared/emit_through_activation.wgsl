@@ -1,0 +1,13 @@
+// A gradient goes on through the activation of a fully connected layer.
+
+override FEATURES: u32;
+
+// (tiles, features, 16) The layer's output.
+@group(0) @binding(6) var<storage, read> activations: array<vec4f>;
+// (tiles, features, 16) The gradient of what the activation was applied to.
+@group(0) @binding(7) var<storage, read_write> d_linear: array<vec4f>;
+
+fn emit(quad: u32, feature: u32, d: vec4f) {
+    let index = quad_index(quad, FEATURES, feature);
+    d_linear[index] = through_activation(activations[index], d);
+}

@@ -1,0 +1,38 @@
+// What the host sends with a submission, and how samples are numbered.
+//
+// It is a storage buffer though a uniform would do: Mesa's software driver compiles a shader anew
+// whenever a uniform that decides a branch may have changed.
+
+struct Submission {
+    // Samples of this submission; those of its last tile may be fewer than 16.
+    samples: u32,
+    // Input = pixel * scale + offset.
+    pixel_scale: f32,
+    pixel_offset: f32,
+    // For each tensor, then for the loss: 2^e and L of the fixed-point sums.
+    factors: array<f32, 11>,
+    limits: array<f32, 11>,
+}
+
+@group(0) @binding(0) var<storage, read> submission: Submission;
+
+// A quad is four consecutive samples, the unit of every kernel: a value of a quad is a vec4.
+fn quad_count() -> u32 {
+    return (submission.samples + 3u) / 4u;
+}
+
+// A tile is four quads, the unit of exact sums.
+fn tile_count() -> u32 {
+    return (submission.samples + 15u) / 16u;
+}
+
+// The quads of a tile that hold a sample.
+fn quads_in_tile(tile: u32) -> u32 {
+    return min(4u, quad_count() - 4u * tile);
+}
+
+// Where the values of a feature lie in a (tiles, features, 16) buffer read as vec4: one vec4 for
+// each quad of the tile.
+fn quad_index(quad: u32, features: u32, feature: u32) -> u32 {
+    return ((quad / 4u) * features + feature) * 4u + quad % 4u;
+}
