@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime};
 use clap::Args;
 
 use crate::config::{Kernels, RunConfig};
-use crate::gpu::{AdapterChoice, list_adapters};
+use crate::gpu::{AdapterChoice, adapters_for};
 use crate::launch::adapters::{self, Assignment};
 use crate::launch::local::LocalGroup;
 use crate::launch::worker::{DataPlan, FolderPlan, Membership, WorkerPlan, run_worker};
@@ -143,7 +143,8 @@ fn assign(
         return Ok(vec![alone; workers]);
     }
     let choice = plan.adapter.as_deref().map(str::parse::<AdapterChoice>).transpose()?;
-    Ok(adapters::assign(&list_adapters(), choice.as_ref(), workers, cores)?)
+    let present = adapters_for(&choice.clone().unwrap_or_default());
+    Ok(adapters::assign(&present, choice.as_ref(), workers, cores)?)
 }
 
 /// Ctrl-C, SIGTERM and SIGHUP: once ends the run after the current step, twice at once.
