@@ -1,3 +1,11 @@
 //! Images and labels: files, the synthetic digits, the order of the samples.
+//!
+//! A run asks a [`DatasetRequest`] for its [`Dataset`]; the trainer takes its batches from a
+//! [`Sampler`]; `predict` reads its pictures with [`image::read_png`].
 
 pub mod dataset;
+pub mod error;
+pub mod idx;
+
+pub use dataset::{Dataset, ImageSet, Normalization};
+pub use error::DataError;
