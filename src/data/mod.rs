@@ -6,6 +6,8 @@
 pub mod dataset;
 pub mod error;
 pub mod idx;
+pub mod sampler;
 
 pub use dataset::{Dataset, ImageSet, Normalization};
 pub use error::DataError;
+pub use sampler::Sampler;
