@@ -7,6 +7,7 @@ pub mod dataset;
 pub mod error;
 pub mod idx;
 pub mod sampler;
+pub mod synthetic;
 
 pub use dataset::{Dataset, ImageSet, Normalization};
 pub use error::DataError;
