@@ -7,8 +7,10 @@ pub mod dataset;
 pub mod error;
 pub mod idx;
 pub mod sampler;
+pub mod source;
 pub mod synthetic;
 
 pub use dataset::{Dataset, ImageSet, Normalization};
 pub use error::DataError;
 pub use sampler::Sampler;
+pub use source::{DatasetChoice, DatasetRequest, LoadedDataset, SearchRoots};
