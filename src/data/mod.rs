@@ -6,6 +6,7 @@
 pub mod dataset;
 pub mod error;
 pub mod idx;
+pub mod image;
 pub mod sampler;
 pub mod source;
 pub mod synthetic;
