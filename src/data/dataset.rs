@@ -69,10 +69,7 @@ impl Normalization {
             return Normalization { scale: (1.0f64 / 255.0) as f32, offset: -mean as f32 };
         }
         let root = (under_root as f64).sqrt();
-        Normalization {
-            scale: (count as f64 / root) as f32,
-            offset: (-(sum as f64) / root) as f32,
-        }
+        Normalization { scale: (count as f64 / root) as f32, offset: (-(sum as f64) / root) as f32 }
     }
 }
 

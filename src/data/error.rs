@@ -72,6 +72,14 @@ pub enum DataError {
     )]
     Png { path: PathBuf, source: png::DecodingError },
 
+    /// A PNG's palette is not made of colours of three bytes.
+    #[error(
+        "{}: found a palette of {length} bytes, expected 3 for each colour; \
+         convert the picture again",
+        path.display()
+    )]
+    Palette { path: PathBuf, length: usize },
+
     /// A picture too large to be read.
     #[error(
         "{}: found an image of {width}x{height}, expected at most {pixels_max} pixels; \

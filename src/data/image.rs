@@ -35,7 +35,8 @@ pub struct Picture {
 /// - Of an animation the first image is taken.
 ///
 /// # Errors
-/// [`DataError::Read`], [`DataError::Png`] or [`DataError::ImageSize`], each with the path.
+/// [`DataError::Read`], [`DataError::Png`], [`DataError::Palette`] or [`DataError::ImageSize`],
+/// each with the path.
 pub fn read_png(path: &Path) -> Result<Picture, DataError> {
     let file = File::open(path).map_err(|source| DataError::Read { path: path.into(), source })?;
     png_from(BufReader::new(file), path)
@@ -107,6 +108,10 @@ fn decode(reader: impl BufRead + Seek, path: &Path) -> Result<Grey, DataError> {
         });
     }
     let mut reader = decoder.read_info().map_err(fault)?;
+    // The decoder (0.18.1) does not check this, and its expansion panics: image-png issue 694.
+    if let Some(palette) = reader.info().palette.as_deref().filter(|p| p.len() % 3 != 0) {
+        return Err(DataError::Palette { path: path.into(), length: palette.len() });
+    }
     let size = reader.output_buffer_size().ok_or_else(|| fault(DecodingError::LimitsExceeded))?;
     let mut samples = vec![0; size];
     let frame = reader.next_frame(&mut samples).map_err(fault)?;
@@ -118,10 +123,9 @@ fn decode(reader: impl BufRead + Seek, path: &Path) -> Result<Grey, DataError> {
             samples.chunks_exact(2).map(|p| over_white(p[0], p[1])).collect()
         }
         ColorType::Rgb => samples.chunks_exact(3).map(|p| luma(p[0], p[1], p[2])).collect(),
-        ColorType::Rgba => samples
-            .chunks_exact(4)
-            .map(|p| over_white(luma(p[0], p[1], p[2]), p[3]))
-            .collect(),
+        ColorType::Rgba => {
+            samples.chunks_exact(4).map(|p| over_white(luma(p[0], p[1], p[2]), p[3])).collect()
+        }
         ColorType::Indexed => unreachable!("EXPAND turns palette indices into colours"),
     };
     Ok(Grey { width: frame.width as usize, height: frame.height as usize, pixels })

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use super::dataset::{Dataset, ImageSet, SampleLimits};
 use super::error::{DataError, list};
 use super::{idx, synthetic};
+use crate::model::layers::IMAGE_PIXELS;
 
 /// The data set that a user asks for: `DIR | fashion-mnist | mnist | synthetic`.
 ///
@@ -268,11 +269,9 @@ impl Files {
                 Ok(Some(Files { train_images, train_labels, test_images, test_labels }))
             }
             Err(paths) if paths.is_empty() => Ok(None),
-            Err(paths) => Err(DataError::MissingFiles {
-                folder: folder.into(),
-                found: paths.len(),
-                missing,
-            }),
+            Err(paths) => {
+                Err(DataError::MissingFiles { folder: folder.into(), found: paths.len(), missing })
+            }
         }
     }
 }
@@ -295,7 +294,7 @@ fn find_file(folder: &Path, name: &str) -> Result<Option<PathBuf>, DataError> {
 
 fn read_set(images: &Path, labels: &Path) -> Result<ImageSet, DataError> {
     let set = ImageSet { pixels: idx::read_images(images)?, labels: idx::read_labels(labels)? };
-    let image_count = set.pixels.len() / crate::model::layers::IMAGE_PIXELS;
+    let image_count = set.pixels.len() / IMAGE_PIXELS;
     if image_count != set.count() {
         return Err(DataError::Counts {
             images: images.into(),
@@ -312,7 +311,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::model::layers::IMAGE_PIXELS;
 
     /// Search roots in a folder of their own, empty at first.
     struct Home {
@@ -395,7 +393,8 @@ mod tests {
         assert_eq!(loaded.origin, DatasetChoice::Synthetic);
         assert_eq!(loaded.dataset.name, "synthetic");
         let [notice] = &loaded.notices[..] else { panic!("one notice, not {:?}", loaded.notices) };
-        for part in ["synthetic", "system/fashion-mnist", "apt install dataset-fashion-mnist"] {
+        let place = home.root.path().join("system").join(FASHION_MNIST).display().to_string();
+        for part in ["synthetic", &place, "apt install dataset-fashion-mnist"] {
             assert!(notice.contains(part), "{notice}");
         }
         // Asked for by name they need no notice.
@@ -410,7 +409,9 @@ mod tests {
         home.put("data", 0);
         home.put("data/fashion-mnist", 1);
         let error = home.request(Some("mnist")).load().expect_err("there is no mnist").to_string();
-        for part in ["--dataset mnist", "system/mnist", "data/mnist", "--dataset DIR"] {
+        let places = ["system", "data"]
+            .map(|root| home.root.path().join(root).join(MNIST).display().to_string());
+        for part in ["--dataset mnist", &places[0], &places[1], "--dataset DIR"] {
             assert!(error.contains(part), "{error}");
         }
         home.put("data/mnist", 2);
@@ -425,10 +426,10 @@ mod tests {
         let loaded = load(&home.request(folder.to_str()));
         assert_eq!(loaded.dataset.name, "letters");
         assert_eq!(loaded.dataset.test.labels, [5, 6]);
-        assert_eq!(load(&DatasetRequest {
-            choice: Some(loaded.origin.clone()),
-            ..home.request(None)
-        }), loaded);
+        assert_eq!(
+            load(&DatasetRequest { choice: Some(loaded.origin.clone()), ..home.request(None) }),
+            loaded
+        );
     }
 
     #[test]

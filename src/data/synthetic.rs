@@ -4,8 +4,9 @@
 //! through a few points; a sample picks one of the usual ways of writing its digit, bends the page
 //! under it by a coarse elastic field (after Simard, Steinkraus, Platt 2003), turns, slants,
 //! scales and shifts it, draws it with a pen of random width and ink, and adds what a scan adds:
-//! stray marks, gaps, grain. The task is harder than MNIST, so that a run on it still shows
-//! whether training works: LeNet needs several epochs to pass 99 %.
+//! stray marks, gaps, grain. How much of each was chosen so that a run on it shows whether training
+//! works: at batch 128 and a learning rate of 0.05, LeNet has 91 to 98 % of the test set right
+//! after one epoch and about 99 % after six (PyTorch, several seeds).
 //!
 //! Sine and cosine come from `libm`, whose code is the same on every machine; all else is exact or
 //! correctly rounded, so every machine draws the same bytes.
@@ -17,7 +18,7 @@ use super::dataset::ImageSet;
 use crate::model::layers::{CLASSES, IMAGE_PIXELS, IMAGE_SIDE};
 
 /// Samples of the training set.
-pub const TRAIN_SAMPLES: usize = 12_000;
+pub const TRAIN_SAMPLES: usize = 20_000;
 /// Samples of the test set.
 pub const TEST_SAMPLES: usize = 2_000;
 
@@ -70,6 +71,7 @@ type Point = (f64, f64);
 type Stroke = &'static [Point];
 
 /// The usual ways of writing each digit, in a square of side 1.
+#[rustfmt::skip]
 const GLYPHS: [&[&[Stroke]]; CLASSES] = [
     // 0: an oval, and one that does not quite close.
     &[
@@ -239,8 +241,9 @@ fn draw(digit: usize, random: &mut Random) -> [u8; IMAGE_PIXELS] {
     canvas.scan(random)
 }
 
-/// Straight pieces between two points of a stroke: at 20 pixels of height each is under two
-/// pixels long, where a bend is no longer seen as a corner.
+/// Straight pieces between two points of a stroke. A curve's points lie some five pixels apart, so
+/// a piece is about one pixel long; a line across the whole glyph has pieces of four, short enough
+/// to follow the bent page.
 const SEGMENTS_PER_POINT: usize = 5;
 
 /// The point of a stroke `step / SEGMENTS_PER_POINT` of the way from its first point on: a
@@ -290,14 +293,14 @@ impl Page {
         let angle = random.between(-0.26, 0.26);
         let (sin, cos) = (libm::sin(angle), libm::cos(angle));
         let slant = random.between(-0.35, 0.2);
-        let height = random.between(16.0, 21.5);
+        let height = random.between(17.0, 21.5);
         let width = height * random.between(0.70, 1.10);
         // Scale, then slant, then turn.
         let linear = [
             [cos * width, (cos * slant - sin) * height],
             [sin * width, (sin * slant + cos) * height],
         ];
-        let centre = (14.0 + random.between(-1.8, 1.8), 14.0 + random.between(-1.8, 1.8));
+        let centre = (14.0 + random.between(-1.5, 1.5), 14.0 + random.between(-1.5, 1.5));
         Page { bend, linear, centre }
     }
 
@@ -334,7 +337,7 @@ struct Pen {
 
 impl Pen {
     fn random(random: &mut Random) -> Pen {
-        Pen { radius: random.between(0.7, 1.6), ink: random.between(150.0, 255.0) }
+        Pen { radius: random.between(0.7, 1.6), ink: random.between(170.0, 255.0) }
     }
 }
 
@@ -348,8 +351,8 @@ impl Canvas {
         Canvas { grey: [0.0; IMAGE_PIXELS] }
     }
 
-    /// Draws a line with round ends; its edge fades over one pixel. Where lines cross the darker
-    /// ink stands, it does not add up.
+    /// Draws a line with round ends; its edge fades over one pixel. Where lines cross, the
+    /// stronger ink stands: it does not add up.
     fn line(&mut self, from: Point, to: Point, pen: &Pen) {
         let along = (to.0 - from.0, to.1 - from.1);
         let length_squared = along.0 * along.0 + along.1 * along.1;
@@ -450,9 +453,98 @@ mod tests {
 
     #[test]
     fn every_machine_draws_these_bytes() {
-        let set = samples(0, Split::Train, 200);
-        let digest = Sha256::digest(&set.pixels);
-        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "");
+        // Recorded once: a change would be another data set under the same name.
+        let hex = |set: &ImageSet| -> String {
+            Sha256::digest(&set.pixels).iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        assert_eq!(
+            hex(&samples(0, Split::Train, 1_000)),
+            "836285eac4fa59f1d0418297d0cdc6960515b20c6d010c5b4d4987a350e9952c"
+        );
+        assert_eq!(
+            hex(&samples(u64::MAX, Split::Test, 1_000)),
+            "a1c17e42b9f3069d93267e1f3e323073cac169bc20d6dd545c25cded2fd2b015"
+        );
+    }
+
+    #[test]
+    fn a_sample_depends_on_seed_split_and_index_alone() {
+        let many = samples(5, Split::Train, 40);
+        let few = samples(5, Split::Train, 13);
+        assert_eq!(many.pixels[..13 * IMAGE_PIXELS], few.pixels[..]);
+        assert_eq!(many.labels[..13], few.labels[..]);
+        for other in [samples(5, Split::Test, 40), samples(6, Split::Train, 40)] {
+            assert!((0..40).all(|i| many.image(i) != other.image(i)));
+        }
+    }
+
+    #[test]
+    fn classes_are_balanced() {
+        let (train, test) = train_and_test(0);
+        for (set, count) in [(&train, TRAIN_SAMPLES), (&test, TEST_SAMPLES)] {
+            assert_eq!(set.count(), count);
+            assert_eq!(set.pixels.len(), count * IMAGE_PIXELS);
+            for class in 0..CLASSES as u8 {
+                let of_class = set.labels.iter().filter(|&&label| label == class).count();
+                assert_eq!(of_class, count / CLASSES);
+            }
+        }
+    }
+
+    #[test]
+    fn labels_fit_the_images_and_the_task_is_not_trivial() {
+        let train = samples(0, Split::Train, 2_000);
+        let test = samples(0, Split::Test, 500);
+        let mut means = vec![[0.0; IMAGE_PIXELS]; CLASSES];
+        for i in 0..train.count() {
+            let mean = &mut means[usize::from(train.labels[i])];
+            for (mean, &pixel) in mean.iter_mut().zip(train.image(i)) {
+                *mean += f64::from(pixel) / 200.0;
+            }
+        }
+        let distance = |mean: &[f64; IMAGE_PIXELS], image: &[u8]| -> f64 {
+            mean.iter().zip(image).map(|(m, &p)| (m - f64::from(p)).powi(2)).sum()
+        };
+        let right = (0..test.count())
+            .filter(|&i| {
+                let nearest = (0..CLASSES).min_by(|&a, &b| {
+                    let of = |class: usize| distance(&means[class], test.image(i));
+                    of(a).total_cmp(&of(b))
+                });
+                nearest == Some(usize::from(test.labels[i]))
+            })
+            .count();
+        // Chance is 50 of 500. The nearest class mean has 82 % of MNIST right; here, where digits
+        // are bent and shifted more, less.
+        assert!((250..400).contains(&right), "{right} of 500");
+    }
+
+    #[test]
+    fn curves_pass_through_their_points() {
+        for stroke in GLYPHS.iter().flat_map(|glyphs| glyphs.iter().copied()).flatten() {
+            for (i, &point) in stroke.iter().enumerate() {
+                let on_curve = curve_point(stroke, i * SEGMENTS_PER_POINT);
+                // Coordinates are below 1 and a polynomial of five terms is evaluated.
+                let tolerance = 8.0 * f64::EPSILON;
+                assert!((on_curve.0 - point.0).abs() <= tolerance, "{point:?}");
+                assert!((on_curve.1 - point.1).abs() <= tolerance, "{point:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn grain_has_unit_deviation() {
+        let mut random = Random(generator(1, Split::Train));
+        let count = 100_000;
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for _ in 0..count {
+            let value = random.bell();
+            sum += value;
+            squares += value * value;
+        }
+        let mean = sum / f64::from(count);
+        // Five standard errors: 5 / sqrt(n) of the mean, 5 sqrt(2 / n) of the variance.
+        assert!(mean.abs() < 0.016, "{mean}");
+        assert!((squares / f64::from(count) - 1.0).abs() < 0.023, "{squares}");
     }
 }
