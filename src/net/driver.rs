@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use quinn::{ConnectionError, ReadError, WriteError};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::endpoint::{Endpoint, TransportSettings};
 use super::identity::ClusterKey;
@@ -111,15 +111,14 @@ impl RingHandle {
         let (commands, commands_receiver) = mpsc::channel(IN_FLIGHT_MAX + 1);
         let (events_sender, events) = blocking::sync_channel(IN_FLIGHT_MAX + 2);
         let traffic = Arc::new(Counters::default());
-        let worker = Worker {
-            options,
+        let trainer = Trainer {
             commands: commands_receiver,
             events: events_sender,
             traffic: traffic.clone(),
         };
         let thread = thread::Builder::new()
             .name("annulet-net".to_owned())
-            .spawn(|| worker.run())
+            .spawn(|| run(options, trainer))
             .map_err(NetError::Thread)?;
         let mut handle = RingHandle {
             rank,
@@ -208,7 +207,7 @@ impl RingHandle {
     /// # Errors
     /// If the ring fails before that.
     pub fn close(mut self) -> Result<(), NetError> {
-        if !self.send(Command::Close) {
+        if self.failure.is_some() || !self.send(Command::Close) {
             return Err(self.failed());
         }
         loop {
@@ -273,106 +272,98 @@ impl Drop for RingHandle {
     }
 }
 
-/// What the thread begins with.
-struct Worker {
-    options: RingOptions,
+/// The thread's end of what connects it with the trainer's handle.
+struct Trainer {
     commands: mpsc::Receiver<Command>,
     events: blocking::SyncSender<Result<Event, NetError>>,
     traffic: Arc<Counters>,
 }
 
-/// The longest wait, after closing, for the neighbours to take note.
-const DRAIN_MAX: Duration = Duration::from_secs(1);
-
-impl Worker {
-    fn run(self) {
-        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                let _ = self.events.send(Err(NetError::Thread(error)));
-                return;
-            }
-        };
-        // As a task of its own: waking the future of `block_on` itself costs system calls.
-        let work = runtime.spawn(self.work());
-        if let Err(error) = runtime.block_on(work) {
-            std::panic::resume_unwind(error.into_panic());
-        }
-        // A name that is still being resolved must not hold up the end.
-        runtime.shutdown_background();
-    }
-
-    async fn work(self) {
-        let Worker { options, mut commands, events, traffic } = self;
-        if options.peers.len() == 1 {
-            alone(&mut commands, &events).await;
-            return;
-        }
-        let endpoint = match Endpoint::new(options.socket, &options.key, &options.transport) {
-            Ok(endpoint) => endpoint,
-            Err(error) => {
-                let _ = events.send(Err(error));
-                return;
-            }
-        };
-        let (rank, world) = (options.rank, options.peers.len());
-        let hello = Hello {
-            run_id: options.run_id,
-            config_digest: options.config_digest,
-            world_size: world as u32,
-            generation: 0,
-            rank: rank as u32,
-        };
-        let limit = JoinLimit {
-            within: options.join_timeout,
-            deadline: Instant::now() + options.join_timeout,
-        };
-        let addresses = &options.peers[(rank + 1) % world];
-        let joined = peer::join(&endpoint, &hello, addresses, limit).await;
-        endpoint.refuse_connections();
-        // The driver lives until the connections are closed: dropping its streams before would
-        // look like a fault to the neighbours.
-        let mut driver;
-        let end = match joined {
-            Ok((next, prev)) => {
-                tracing::debug!(
-                    "rank {rank} of {world}: next is rank {} at {}, previous is rank {} at {}",
-                    next.peer.rank,
-                    next.peer.address,
-                    prev.peer.rank,
-                    prev.peer.address
-                );
-                let _ = events.send(Ok(Event::Joined));
-                driver = Driver::new(rank, world, next, prev, commands, events.clone(), traffic);
-                driver.run().await
-            }
-            Err(error) => Err(End::Failed(error)),
-        };
-        match end {
-            Ok(()) => endpoint.close(CODE_DONE, b"done"),
-            Err(end) => {
-                let abort = match &end {
-                    End::Failed(error) => error.to_abort(rank),
-                    End::Left(reason) => Abort::new(rank as u32, Some(rank as u32), reason.clone()),
-                };
-                if let End::Failed(error) = end {
-                    let _ = events.send(Err(error));
-                }
-                endpoint.close(CODE_ABORT, &wire::encode(&abort).unwrap_or_default());
-            }
-        }
-        let _ = timeout(DRAIN_MAX, endpoint.drained()).await;
+impl Trainer {
+    fn tell(&self, event: Result<Event, NetError>) {
+        // The channel holds all that may be under way and the last word. If the handle is gone,
+        // the commands say so.
+        let _ = self.events.try_send(event);
     }
 }
 
+/// The longest wait, after closing, for the neighbours to take note.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
+
+fn run(options: RingOptions, trainer: Trainer) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return trainer.tell(Err(NetError::Thread(error))),
+    };
+    // As a task of its own: waking the future of `block_on` itself costs system calls.
+    let work = runtime.spawn(work(options, trainer));
+    if let Err(error) = runtime.block_on(work) {
+        std::panic::resume_unwind(error.into_panic());
+    }
+    // A name that is still being resolved must not hold up the end.
+    runtime.shutdown_background();
+}
+
+async fn work(options: RingOptions, trainer: Trainer) {
+    let (rank, world) = (options.rank, options.peers.len());
+    if world == 1 {
+        return alone(trainer).await;
+    }
+    let endpoint = match Endpoint::new(options.socket, &options.key, &options.transport) {
+        Ok(endpoint) => endpoint,
+        Err(error) => return trainer.tell(Err(error)),
+    };
+    let hello = Hello {
+        run_id: options.run_id,
+        config_digest: options.config_digest,
+        world_size: world as u32,
+        generation: 0,
+        rank: rank as u32,
+    };
+    let limit = JoinLimit::new(options.join_timeout);
+    let joined = peer::join(&endpoint, &hello, &options.peers[(rank + 1) % world], limit).await;
+    endpoint.refuse_connections();
+    let (next, prev) = match joined {
+        Ok(neighbours) => neighbours,
+        Err(error) => {
+            close(&endpoint, rank, &trainer, Err(End::Failed(error))).await;
+            return;
+        }
+    };
+    trainer.tell(Ok(Event::Joined));
+    let stall = StallWatch::new(options.transport.stall_warning);
+    let mut driver = Driver::new(rank, world, next, prev, trainer, stall);
+    let end = driver.run().await;
+    let path = driver.next.peer.connection.stats().path;
+    tracing::debug!("rank {rank}: the path to the next worker was {path:?}");
+    // The driver lives on until the connections are closed: dropping its streams before would look
+    // like a fault to the neighbours.
+    close(&endpoint, rank, &driver.trainer, end).await;
+}
+
+/// Tells the trainer and the neighbours how it ended.
+async fn close(endpoint: &Endpoint, rank: usize, trainer: &Trainer, end: Result<(), End>) {
+    let abort = match end {
+        Ok(()) => None,
+        Err(End::Left(reason)) => Some(Abort::new(rank as u32, Some(rank as u32), reason)),
+        Err(End::Failed(error)) => {
+            let abort = error.to_abort(rank);
+            trainer.tell(Err(error));
+            Some(abort)
+        }
+    };
+    match abort {
+        None => endpoint.close(CODE_DONE, b"done"),
+        Some(abort) => endpoint.close(CODE_ABORT, &wire::encode(&abort).unwrap_or_default()),
+    }
+    let _ = timeout(DRAIN_MAX, endpoint.drained()).await;
+}
+
 /// The only worker's ring: each vector is its own reduction.
-async fn alone(
-    commands: &mut mpsc::Receiver<Command>,
-    events: &blocking::SyncSender<Result<Event, NetError>>,
-) {
-    let _ = events.send(Ok(Event::Joined));
-    while let Some(Command::Reduce { vector, .. }) = commands.recv().await {
-        let _ = events.send(Ok(Event::Reduced(vector)));
+async fn alone(mut trainer: Trainer) {
+    trainer.tell(Ok(Event::Joined));
+    while let Some(Command::Reduce { vector, .. }) = trainer.commands.recv().await {
+        trainer.tell(Ok(Event::Reduced(vector)));
     }
 }
 
@@ -395,9 +386,7 @@ struct Driver {
     world: usize,
     next: Next,
     prev: Prev,
-    commands: mpsc::Receiver<Command>,
-    events: blocking::SyncSender<Result<Event, NetError>>,
-    traffic: Arc<Counters>,
+    trainer: Trainer,
     /// In the order in which they were started, which is that of both streams.
     jobs: VecDeque<Job>,
     /// Jobs begun so far.
@@ -447,18 +436,14 @@ const HEADER_BYTES: usize = HEADER_WORDS * size_of::<u32>();
 /// 64 KiB stay in the processor's caches while they are reduced.
 const BUFFER_WORDS: usize = 16 << 10;
 
-/// A warning is logged whenever nothing has moved for so long.
-const STALL_WARNING: Duration = Duration::from_secs(5);
-
 impl Driver {
     fn new(
         rank: usize,
         world: usize,
         next: Next,
         prev: Prev,
-        commands: mpsc::Receiver<Command>,
-        events: blocking::SyncSender<Result<Event, NetError>>,
-        traffic: Arc<Counters>,
+        trainer: Trainer,
+        stall: StallWatch,
     ) -> Driver {
         Driver {
             rank,
@@ -467,9 +452,7 @@ impl Driver {
             prev_closed: closed(&prev.peer),
             next,
             prev,
-            commands,
-            events,
-            traffic,
+            trainer,
             jobs: VecDeque::new(),
             sequence: 0,
             closing: false,
@@ -480,7 +463,7 @@ impl Driver {
                 buffer: vec![0; BUFFER_WORDS].into_boxed_slice(),
                 filled: 0,
             },
-            stall: StallWatch::new(),
+            stall,
         }
     }
 
@@ -525,7 +508,7 @@ impl Driver {
     fn poll_commands(&mut self, cx: &mut Context<'_>) -> Result<bool, End> {
         let mut moved = false;
         while !self.closing {
-            match self.commands.poll_recv(cx) {
+            match self.trainer.commands.poll_recv(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Some(Command::Reduce { id, reduction, vector })) => {
                     let header = CollectiveHeader::new(id, reduction, self.sequence);
@@ -569,7 +552,7 @@ impl Driver {
             *word = u32::from_le(*word);
         }
         incoming.filled += read;
-        self.traffic.received.fetch_add(read as u64, Ordering::Relaxed);
+        self.trainer.traffic.received.fetch_add(read as u64, Ordering::Relaxed);
         moved = true;
         self.use_buffer()?;
         Ok(moved)
@@ -642,7 +625,7 @@ impl Driver {
             let words_after = (bytes + written).saturating_sub(HEADER_BYTES) / size_of::<u32>();
             job.ring.sent(words_after - words_before);
             self.outgoing.bytes += written;
-            self.traffic.sent.fetch_add(written as u64, Ordering::Relaxed);
+            self.trainer.traffic.sent.fetch_add(written as u64, Ordering::Relaxed);
             moved = true;
         }
         Ok(moved)
@@ -655,9 +638,7 @@ impl Driver {
             debug_assert!(job.ring.is_finished());
             self.outgoing.job -= 1;
             self.incoming.job -= 1;
-            // The channel holds all that may be under way; if the trainer is gone, the commands
-            // say so.
-            let _ = self.events.try_send(Ok(Event::Reduced(job.vector)));
+            self.trainer.tell(Ok(Event::Reduced(job.vector)));
         }
     }
 
@@ -667,12 +648,12 @@ impl Driver {
     }
 
     fn poll_stall(&mut self, cx: &mut Context<'_>) {
-        let bytes = self.traffic.sent.load(Ordering::Relaxed)
-            + self.traffic.received.load(Ordering::Relaxed);
+        let Counters { sent, received } = &*self.trainer.traffic;
+        let bytes = sent.load(Ordering::Relaxed) + received.load(Ordering::Relaxed);
         let position = (self.sequence, bytes);
         let Some(stalled_for) = self.stall.poll(cx, position) else { return };
         if let Some(report) = self.stall_report() {
-            tracing::warn!("nothing has moved for {} s: {report}", stalled_for.as_secs());
+            tracing::warn!("nothing has moved for {:.1} s: {report}", stalled_for.as_secs_f32());
         }
     }
 
@@ -728,8 +709,9 @@ struct StallWatch {
 }
 
 impl StallWatch {
-    fn new() -> StallWatch {
-        let mut ticks = interval(STALL_WARNING);
+    fn new(warning: Duration) -> StallWatch {
+        let warning = warning.max(Duration::from_millis(1));
+        let mut ticks = interval_at(Instant::now() + warning, warning);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         StallWatch { ticks, position: (0, 0), ticks_without_move: 0 }
     }
@@ -749,6 +731,6 @@ impl StallWatch {
             return None;
         }
         self.ticks_without_move += 1;
-        Some(STALL_WARNING * self.ticks_without_move)
+        Some(self.ticks.period() * self.ticks_without_move)
     }
 }

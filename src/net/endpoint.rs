@@ -7,6 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig};
 use quinn::{ClientConfig, ServerConfig, VarInt};
@@ -19,6 +20,9 @@ use super::identity::{ClusterKey, SERVER_NAME};
 pub struct TransportSettings {
     /// A peer from which nothing has come for so long is lost.
     pub failure_timeout: Duration,
+    /// While a collective is under way and nothing moves, a warning that names who is awaited is
+    /// logged so often.
+    pub stall_warning: Duration,
     /// Where nothing else is sent, something is sent so often: it keeps a quiet connection alive
     /// and open in every NAT on the way.
     pub keep_alive: Duration,
@@ -41,6 +45,7 @@ impl Default for TransportSettings {
     fn default() -> Self {
         TransportSettings {
             failure_timeout: Duration::from_secs(10),
+            stall_warning: Duration::from_secs(5),
             keep_alive: Duration::from_secs(2),
             loopback_mtu: 6_500,
             mtu: 1_452,
@@ -153,6 +158,14 @@ impl Configs {
 /// with QUIC's 333 ms, and on no path does a packet take longer without retransmissions anyway.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
 
+/// Packets that a new connection may have in flight. It must be well above the number that a
+/// receiver may leave unacknowledged, or the first rounds each wait for the receiver's timer.
+const INITIAL_WINDOW_PACKETS: u64 = 32;
+
+/// A receiver's timer for what it may leave unacknowledged. It is part of how long a sender waits
+/// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
+const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
+
 /// One stream of each kind is used; more would only be room for mistakes.
 const STREAMS_MAX: u32 = 4;
 
@@ -165,8 +178,12 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
     discovery.upper_bound(mtu);
     let mut ack_frequency = AckFrequencyConfig::default();
     ack_frequency.ack_eliciting_threshold(settings.ack_threshold.into());
+    ack_frequency.max_ack_delay(Some(ACK_DELAY_MAX));
+    let mut cubic = CubicConfig::default();
+    cubic.initial_window(INITIAL_WINDOW_PACKETS * u64::from(mtu));
     let mut transport = TransportConfig::default();
     transport
+        .congestion_controller_factory(Arc::new(cubic))
         .max_idle_timeout(Some(idle_timeout))
         .keep_alive_interval(Some(keep_alive))
         .initial_rtt(INITIAL_RTT)

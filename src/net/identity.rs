@@ -172,8 +172,10 @@ fn only_one<T>(
     match (found.next(), found.next()) {
         (Some(Ok(item)), None) => Ok(item),
         (None, _) => Err(KeyError::Parse(format!("it holds no {what}"))),
-        (Some(Ok(_)), Some(_)) => Err(KeyError::Parse(format!("it holds more than one {what}"))),
-        (Some(Err(error)), _) => Err(KeyError::Parse(error.to_string())),
+        (Some(Err(error)), _) | (_, Some(Err(error))) => Err(KeyError::Parse(error.to_string())),
+        (Some(Ok(_)), Some(Ok(_))) => {
+            Err(KeyError::Parse(format!("it holds more than one {what}")))
+        }
     }
 }
 
@@ -343,7 +345,7 @@ mod tests {
             (private(&a), "no certificate"),
             (a.to_pem().to_owned() + b.to_pem(), "more than one certificate"),
             (certificate.clone() + &private(&b), "do not fit together"),
-            (a.to_pem().replace("MII", "!!!").replace("MIH", "!!!").replace("MFE", "!!!"), "key"),
+            (a.to_pem().replace("-----END PRIVATE KEY-----", ""), "missing"),
         ] {
             let error = ClusterKey::from_pem(&text).expect_err(expected).to_string();
             assert!(error.contains(expected), "{error}");
@@ -383,5 +385,101 @@ mod tests {
         let path = folder.path().join("cluster.key");
         let error = ClusterKey::read(&path).expect_err("no file").to_string();
         assert!(error.contains("cluster.key"), "{error}");
+    }
+
+    /// A TLS handshake in memory: the client's and the server's verdict.
+    fn handshake(
+        client: rustls::ClientConfig,
+        server: rustls::ServerConfig,
+    ) -> (Result<(), rustls::Error>, Result<(), rustls::Error>) {
+        let name = ServerName::try_from(SERVER_NAME).expect("a name");
+        let client = rustls::ClientConnection::new(Arc::new(client), name).expect("a client");
+        let server = rustls::ServerConnection::new(Arc::new(server)).expect("a server");
+        let mut sides = [rustls::Connection::from(client), rustls::Connection::from(server)];
+        let mut verdicts = [Ok(()), Ok(())];
+        // Three flights, and one more for an alert.
+        for from in [0, 1, 0, 1] {
+            let mut flight = Vec::new();
+            while sides[from].wants_write() {
+                sides[from].write_tls(&mut flight).expect("memory takes it");
+            }
+            let mut flight = flight.as_slice();
+            while !flight.is_empty() && verdicts[1 - from].is_ok() {
+                sides[1 - from].read_tls(&mut flight).expect("memory gives it");
+                verdicts[1 - from] = sides[1 - from].process_new_packets().map(drop);
+            }
+        }
+        verdicts.into()
+    }
+
+    fn configs(key: &ClusterKey) -> (rustls::ClientConfig, rustls::ServerConfig) {
+        (key.client_config().expect("a client"), key.server_config().expect("a server"))
+    }
+
+    fn is_other_key(verdict: &Result<(), rustls::Error>) -> bool {
+        let Err(rustls::Error::InvalidCertificate(CertificateError::Other(error))) = verdict else {
+            return false;
+        };
+        error.0.is::<OtherKey>()
+    }
+
+    #[test]
+    fn holders_of_the_same_key_meet() {
+        let (client, server) = configs(&ClusterKey::generate().expect("a key"));
+        assert_eq!(handshake(client, server), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn holders_of_different_keys_do_not() {
+        let (client, _) = configs(&ClusterKey::generate().expect("a key"));
+        let (_, server) = configs(&ClusterKey::generate().expect("another key"));
+        let (client, server) = handshake(client, server);
+        assert!(is_other_key(&client), "{client:?}");
+        assert!(matches!(server, Err(rustls::Error::AlertReceived(_))), "{server:?}");
+    }
+
+    /// A client that takes the server for what it is, and presents what it is told to.
+    fn trusting_client(
+        key: &ClusterKey,
+    ) -> rustls::ConfigBuilder<rustls::ClientConfig, rustls::client::WantsClientCert> {
+        let pinned = Arc::new(Pinned::new(&key.inner.certificate));
+        rustls::ClientConfig::builder_with_provider(pinned.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("TLS 1.3 is there")
+            .dangerous()
+            .with_custom_certificate_verifier(pinned)
+    }
+
+    #[test]
+    fn a_peer_without_the_private_key_is_refused() {
+        let key = ClusterKey::generate().expect("a key");
+        let (_, server) = configs(&key);
+        let mut client = trusting_client(&key).with_no_client_auth();
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        let (_, verdict) = handshake(client, server.clone());
+        assert_eq!(verdict, Err(rustls::Error::NoCertificatesPresented));
+
+        let other = ClusterKey::generate().expect("another key");
+        let certificate = vec![other.inner.certificate.clone()];
+        let mut client = trusting_client(&key)
+            .with_client_auth_cert(certificate, other.inner.private_key.clone_key())
+            .expect("they fit");
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        let (_, verdict) = handshake(client, server.clone());
+        assert!(is_other_key(&verdict), "{verdict:?}");
+
+        // One that has seen the certificate, which is no secret, and signs with a key of its own.
+        let provider = Pinned::new(&key.inner.certificate).provider;
+        let signer = provider.key_provider.load_private_key(other.inner.private_key.clone_key());
+        let copied = rustls::sign::CertifiedKey::new(
+            vec![key.inner.certificate.clone()],
+            signer.expect("a key"),
+        );
+        let resolver = rustls::sign::SingleCertAndKey::from(copied);
+        let mut client = trusting_client(&key).with_client_cert_resolver(Arc::new(resolver));
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        let (_, verdict) = handshake(client, server);
+        let bad_signature = rustls::Error::InvalidCertificate(CertificateError::BadSignature);
+        assert_eq!(verdict, Err(bad_signature));
     }
 }

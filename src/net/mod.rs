@@ -38,11 +38,11 @@ pub enum NetError {
     )]
     Unreachable { rank: usize, within: Duration, failures: Failures },
     #[error(
-        "rank {rank} did not connect within {} s ({turned_away}); \
+        "rank {rank} did not connect within {} s ({failures}); \
          see that it runs and that it has this worker's address",
         within.as_secs_f32()
     )]
-    Absent { rank: usize, within: Duration, turned_away: Failures },
+    Absent { rank: usize, within: Duration, failures: Failures },
     #[error(
         "rank {rank} at {address} holds another cluster key; give every worker the same key file"
     )]

@@ -14,9 +14,10 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, TransportErrorCode, VarInt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
@@ -157,8 +158,18 @@ pub(super) struct Prev {
 /// How long both neighbours may take to be there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JoinLimit {
-    pub(super) within: Duration,
-    pub(super) deadline: Instant,
+    within: Duration,
+    deadline: Instant,
+}
+
+impl JoinLimit {
+    /// From now on.
+    pub(super) fn new(within: Duration) -> JoinLimit {
+        // Beyond what the clock can count, a year is as good as any other long time.
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        let within = within.min(YEAR);
+        JoinLimit { within, deadline: Instant::now() + within }
+    }
 }
 
 /// Connects to the next neighbour and waits for the previous one. When one of them is there and
@@ -170,9 +181,13 @@ pub(super) async fn join(
     limit: JoinLimit,
 ) -> Result<(Next, Prev), NetError> {
     let (rank, world) = (hello.rank as usize, hello.world_size as usize);
-    let mut connecting = Box::pin(connect(endpoint, hello, (rank + 1) % world, addresses, limit));
-    let mut accepting = Box::pin(accept(endpoint, hello, (rank + world - 1) % world, limit));
+    let (next, prev) = ((rank + 1) % world, (rank + world - 1) % world);
+    let failures = &Mutex::new(Failures::default());
+    let mut connecting = Box::pin(connect(endpoint, hello, next, addresses, limit, failures));
+    let mut accepting = Box::pin(accept(endpoint, hello, prev, limit, failures));
     tokio::select! {
+        // Where both fail at the deadline, connecting knows more.
+        biased;
         next = &mut connecting => {
             let next = next?;
             let prev = unless_lost(accepting, &next.peer).await?;
@@ -235,6 +250,16 @@ impl From<ConnectionError> for Failed {
             ConnectionError::ConnectionClosed(close) if is_key_alert(close.error_code.into()) => {
                 Failed::OtherKey
             }
+            ConnectionError::ConnectionClosed(close)
+                if close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
+            {
+                Failed::Retry("it takes no more connections: its ring is formed".to_owned())
+            }
+            ConnectionError::ConnectionClosed(close)
+                if close.error_code == TransportErrorCode::APPLICATION_ERROR =>
+            {
+                Failed::Retry("it gave up".to_owned())
+            }
             ConnectionError::TimedOut => Failed::Retry("no answer".to_owned()),
             error => Failed::Retry(error.to_string()),
         }
@@ -261,8 +286,8 @@ fn is_key_alert(code: u64) -> bool {
     code.checked_sub(CRYPTO_ERROR).is_some_and(|alert| alerts.contains(&alert))
 }
 
-/// One try to connect and to shake hands.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
+/// One try to connect and to shake hands: long, for a machine that is busy.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pauses between rounds over all addresses double from the one to the other.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -274,8 +299,12 @@ async fn connect(
     rank: usize,
     addresses: &[PeerAddress],
     limit: JoinLimit,
+    failures: &Mutex<Failures>,
 ) -> Result<Next, NetError> {
-    let mut failures = Failures::default();
+    let note = |address: &dyn fmt::Display, failed: &dyn fmt::Display| {
+        tracing::debug!("rank {rank} at {address}: {failed}");
+        note(failures, address, failed);
+    };
     let mut pause = PAUSE_MIN;
     loop {
         // The address where another key was met, if it was met everywhere.
@@ -286,12 +315,12 @@ async fn connect(
                 match timeout_at(limit.deadline, tokio::net::lookup_host(&address.0)).await {
                     Ok(Ok(resolved)) => resolved,
                     Ok(Err(error)) => {
-                        failures.note(address, format_args!("cannot be resolved: {error}"));
+                        note(address, &format_args!("cannot be resolved: {error}"));
                         others += 1;
                         continue;
                     }
                     Err(_) => {
-                        failures.note(address, "resolving it took too long");
+                        note(address, &"resolving it took too long");
                         break;
                     }
                 };
@@ -307,14 +336,14 @@ async fn connect(
                     Failed::OtherKey => other_key = Some(address),
                     _ => others += 1,
                 }
-                tracing::debug!("rank {rank} at {address}: {failed}");
-                failures.note(address, failed);
+                note(&address, &failed);
             }
         }
         if let (Some(address), 0) = (other_key, others) {
             return Err(NetError::OtherKey { rank, address });
         }
         if Instant::now() + pause >= limit.deadline {
+            let failures = noted(failures);
             return Err(NetError::Unreachable { rank, within: limit.within, failures });
         }
         sleep(pause).await;
@@ -355,8 +384,8 @@ async fn accept(
     hello: &Hello,
     rank: usize,
     limit: JoinLimit,
+    failures: &Mutex<Failures>,
 ) -> Result<Prev, NetError> {
-    let mut turned_away = Failures::default();
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
@@ -372,15 +401,26 @@ async fn accept(
                 Ok((_, Err(Failed::Final(error)))) => return Err(error),
                 Ok((address, Err(failed))) => {
                     tracing::warn!("turned away {address}: {failed}");
-                    turned_away.note(address, failed);
+                    note(failures, &format_args!("from {address}"), &failed);
                 }
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
             () = sleep_until(limit.deadline) => {
-                return Err(NetError::Absent { rank, within: limit.within, turned_away });
+                let failures = noted(failures);
+                return Err(NetError::Absent { rank, within: limit.within, failures });
             }
         }
     }
+}
+
+/// The failures of connecting and of accepting stand in one list, since one side's silence may be
+/// explained by what the other side saw.
+fn note(failures: &Mutex<Failures>, address: &dyn fmt::Display, failed: &dyn fmt::Display) {
+    failures.lock().unwrap_or_else(PoisonError::into_inner).note(address, failed);
+}
+
+fn noted(failures: &Mutex<Failures>) -> Failures {
+    failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 async fn welcome(
