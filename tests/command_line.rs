@@ -44,7 +44,6 @@ fn failures_say_what_to_do_next() {
     insta::assert_snapshot!(failure(&["train", "--batch", "0"]));
     insta::assert_snapshot!(failure(&["train", "--optimizer", "adamw", "--momentum", "0.5"]));
     insta::assert_snapshot!(failure(&["train", "--dataset", "/nonexistent"]));
-    insta::assert_snapshot!(failure(&["train", "--dataset", "synthetic", "--adapter", "no such"]));
     insta::assert_snapshot!(failure(&["train", "--resume", "/nonexistent.safetensors"]));
     insta::assert_snapshot!(failure(&["train", "--config", "/nonexistent.toml"]));
     insta::assert_snapshot!(failure(&[
@@ -60,9 +59,16 @@ fn failures_say_what_to_do_next() {
 }
 
 #[test]
-fn a_group_reports_its_workers_failure_once() {
+fn an_adapter_that_is_not_there_is_exit_code_3() {
     let (code, stdout, stderr) =
-        output(&["train", "--workers", "3", "--dataset", "/nonexistent"]);
+        output(&["train", "--dataset", "synthetic", "--adapter", "no such"]);
+    assert_eq!((code, stdout.as_str()), (3, ""));
+    assert!(stderr.contains("--adapter no such") && stderr.contains("present: 0:"), "{stderr}");
+}
+
+#[test]
+fn a_group_reports_its_workers_failure_once() {
+    let (code, stdout, stderr) = output(&["train", "--workers", "3", "--dataset", "/nonexistent"]);
     assert_eq!(code, 4);
     assert_eq!(stdout, "");
     assert_eq!(stderr.matches("/nonexistent").count(), 1, "{stderr}");
@@ -114,8 +120,21 @@ fn a_runs_config_file_repeats_it() {
     let run = common::train(
         &first,
         &[
-            "--dataset", "synthetic", "--train-limit", "300", "--test-limit", "10", "--steps", "4",
-            "--lr", "0.03", "--schedule", "step", "--nesterov", "--seed", "9",
+            "--dataset",
+            "synthetic",
+            "--train-limit",
+            "300",
+            "--test-limit",
+            "10",
+            "--steps",
+            "4",
+            "--lr",
+            "0.03",
+            "--schedule",
+            "step",
+            "--nesterov",
+            "--seed",
+            "9",
         ],
     );
     let again = common::train(

@@ -115,7 +115,8 @@ fn bincode_is_named_in_one_file() {
 
 #[test]
 fn the_map_names_every_module() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
     for module in LAYERS.concat() {
         assert!(text.contains(&format!("| [`{module}`]")), "{module} is not in the map of lib.rs");
         assert!(text.contains(&format!("pub mod {module};")), "{module} is in no module");

@@ -83,7 +83,8 @@ fn five_samples_for_four_workers() {
 
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
-    for extra in [&["--optimizer", "sgd"][..], &["--optimizer", "adamw", "--model", "lenet5-classic"]]
+    for extra in
+        [&["--optimizer", "sgd"][..], &["--optimizer", "adamw", "--model", "lenet5-classic"]]
     {
         let folder = tempfile::tempdir().unwrap();
         let whole = folder.path().join("whole");

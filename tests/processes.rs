@@ -50,7 +50,8 @@ fn workers(mark: &str) -> Vec<u32> {
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
         .filter(|pid| {
-            let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let read =
+                |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let command = String::from_utf8_lossy(&read("cmdline")).into_owned();
             let environment = String::from_utf8_lossy(&read("environ")).into_owned();
             command.contains("--launched") && format!("{environment}\0").contains(&needle)
@@ -59,10 +60,8 @@ fn workers(mark: &str) -> Vec<u32> {
 }
 
 fn signal(pid: u32, name: &str) {
-    let status = std::process::Command::new("kill")
-        .args(["-s", name, &pid.to_string()])
-        .status()
-        .unwrap();
+    let status =
+        std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
     assert!(status.success());
 }
 

@@ -26,9 +26,6 @@ pub struct EvalArguments {
     /// Take the first N test samples
     #[arg(long, value_name = "N")]
     test_limit: Option<usize>,
-    /// Seed of the synthetic digits, if they are the data set
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
@@ -57,7 +54,7 @@ pub fn run(arguments: EvalArguments) -> Result<(), CommandError> {
         train_limit: None,
         test_limit: arguments.test_limit,
     };
-    let mut dataset = plan.load(arguments.seed)?.dataset;
+    let mut dataset = plan.load(model.seed)?.dataset;
     dataset.normalization = model.normalization;
     let labels = dataset.test.labels.clone();
     let dataset_name = dataset.name.clone();
@@ -89,7 +86,11 @@ fn table(confusion: &[[u64; CLASSES]; CLASSES], dataset_name: &str) -> String {
     }
     text.push_str("   right\n");
     for (class, row) in confusion.iter().enumerate() {
-        let _ = write!(text, "{:>14}", format!("{class} {}", class_name(dataset_name, class)).trim_end());
+        let _ = write!(
+            text,
+            "{:>14}",
+            format!("{class} {}", class_name(dataset_name, class)).trim_end()
+        );
         for count in row {
             let _ = write!(text, "{count:>6}");
         }

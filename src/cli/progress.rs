@@ -74,9 +74,10 @@ impl Display {
     }
 
     fn epoch(&mut self, report: &EpochReport) {
-        let epochs = self.started.as_ref().map_or(0, |started| {
-            started.total_steps.div_ceil(started.steps_per_epoch.max(1))
-        });
+        let epochs = self
+            .started
+            .as_ref()
+            .map_or(0, |started| started.total_steps.div_ceil(started.steps_per_epoch.max(1)));
         let line = format!(
             "epoch {:>3}/{epochs}  loss {:.4}  test loss {:.4}  accuracy {:.2} %  {:>7} images/s  \
              compute {:.2} ms  comm {:.2} ms  {:.1} s",
@@ -136,8 +137,7 @@ impl Observer for Display {
             Event::Pipelines { done, total } => self.pipelines(done, total),
             Event::Started(started) => self.started(started),
             Event::Step(report) => {
-                let message =
-                    format!("loss {:.4}  {:.1} ms a step", report.loss, report.step_ms);
+                let message = format!("loss {:.4}  {:.1} ms a step", report.loss, report.step_ms);
                 if let Some(bar) = &self.bar {
                     bar.set_position(report.step);
                     bar.set_message(message);

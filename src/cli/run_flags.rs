@@ -74,11 +74,11 @@ pub struct RunFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<OptimizerKind>,
     /// Peak learning rate [default: 0.05 for sgd, 0.001 for adamw]
-    #[arg(long, env = "ANNULET_LR", value_name = "RATE")]
+    #[arg(long, env = "ANNULET_LR", value_name = "RATE", allow_negative_numbers = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f32>,
     /// Momentum of sgd [default: 0.9]
-    #[arg(long, env = "ANNULET_MOMENTUM", value_name = "M")]
+    #[arg(long, env = "ANNULET_MOMENTUM", value_name = "M", allow_negative_numbers = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f32>,
     /// Nesterov's momentum in sgd
@@ -87,7 +87,7 @@ pub struct RunFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
     /// Weight decay [default: 0 for sgd, 0.01 for adamw]
-    #[arg(long, env = "ANNULET_WEIGHT_DECAY", value_name = "D")]
+    #[arg(long, env = "ANNULET_WEIGHT_DECAY", value_name = "D", allow_negative_numbers = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f32>,
     /// How the learning rate falls: step divides it by ten after half and three quarters of the
@@ -309,7 +309,10 @@ mod tests {
 
     #[test]
     fn what_is_not_given_comes_from_the_base() {
-        assert_eq!(RunFlags::default().resolve(RunConfig::default()).unwrap(), RunConfig::default());
+        assert_eq!(
+            RunFlags::default().resolve(RunConfig::default()).unwrap(),
+            RunConfig::default()
+        );
     }
 
     #[test]

@@ -34,12 +34,21 @@ pub struct WorkerArguments {
     #[arg(long, env = "ANNULET_RANK", required_unless_present = "launched")]
     rank: Option<usize>,
     /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
-    #[arg(long, env = "ANNULET_PEERS", value_delimiter = ',', value_name = "HOST:PORT,...",
-          required_unless_present = "launched")]
+    #[arg(
+        long,
+        env = "ANNULET_PEERS",
+        value_delimiter = ',',
+        value_name = "HOST:PORT,...",
+        required_unless_present = "launched"
+    )]
     peers: Vec<PeerAddress>,
     /// The file that `annulet key` made, the same for all
-    #[arg(long, env = "ANNULET_CLUSTER_KEY", value_name = "FILE",
-          required_unless_present = "launched")]
+    #[arg(
+        long,
+        env = "ANNULET_CLUSTER_KEY",
+        value_name = "FILE",
+        required_unless_present = "launched"
+    )]
     cluster_key: Option<PathBuf>,
     /// Address to listen on [default: the port of this worker's entry in --peers, on all
     /// interfaces]

@@ -208,7 +208,8 @@ pub fn stages(model: ModelKind, sums: Sums) -> Vec<Stage> {
         Pooling::Max => "winners",
         Pooling::Average => "windows",
     };
-    let table = Table { activation, pooling, kept, exact: f64::from(u8::from(sums == Sums::Exact)) };
+    let table =
+        Table { activation, pooling, kept, exact: f64::from(u8::from(sums == Sums::Exact)) };
     vec![
         table.convolution_forward("conv1 forward", &CONV1, None, BufferId::Conv1),
         table.convolution_forward("conv2 forward", &CONV2, Some(BufferId::Conv1), BufferId::Conv2),
@@ -689,10 +690,8 @@ impl PortableSet {
             .into_iter()
             .collect();
         let words = Readback::new(&gpu, BufferId::Words.words(model, images, tiles));
-        let logits = Readback::new(
-            &gpu,
-            BufferId::Logits.words(model, images, TILES_PER_SUBMISSION_MAX),
-        );
+        let logits =
+            Readback::new(&gpu, BufferId::Logits.words(model, images, TILES_PER_SUBMISSION_MAX));
         let mut set = PortableSet {
             model,
             normalization: dataset.normalization,
@@ -818,11 +817,7 @@ impl PortableSet {
         let padded = self.padded_samples.len().next_multiple_of(TILE_SAMPLES);
         self.padded_samples.resize(padded, self.padded_samples[0]);
         let queue = &self.gpu.queue;
-        queue.write_buffer(
-            self.buffer(BufferId::Submission),
-            0,
-            bytemuck::bytes_of(&submission),
-        );
+        queue.write_buffer(self.buffer(BufferId::Submission), 0, bytemuck::bytes_of(&submission));
         queue.write_buffer(
             self.buffer(BufferId::Samples),
             0,
@@ -910,9 +905,7 @@ impl KernelSet for PortableSet {
             self.upload_submission(test_images, None);
             let mut encoder = self.encoder();
             let count = chunk.len();
-            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| {
-                grid.workgroups(count as u32, 1)
-            });
+            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| grid.workgroups(count as u32, 1));
             self.logits.encode(&mut encoder, self.buffer(BufferId::Logits));
             self.logits.request(self.gpu.queue.submit([encoder.finish()]));
             let words = count.div_ceil(TILE_SAMPLES) * LOGIT_ROWS * TILE_SAMPLES;

@@ -61,6 +61,8 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainedModel {
     pub kind: ModelKind,
+    /// The run's seed, which is also that of the synthetic digits.
+    pub seed: u64,
     pub dataset_name: String,
     /// What the model was trained with; images must be normalised the same way.
     pub normalization: Normalization,
@@ -80,7 +82,7 @@ pub fn encode_checkpoint(config: &RunConfig, dataset: &Dataset, state: &Training
     for (name, vector) in &optimizer.vectors {
         tensors.extend(parameter_tensors(&format!("optimizer.{name}."), vector));
     }
-    let mut metadata = model_metadata(config.model, dataset);
+    let mut metadata = model_metadata(config, dataset);
     let text = serde_json::to_string(config).expect("a tree of plain values serializes");
     metadata.insert("config".into(), text);
     metadata.insert("dataset_sha256".into(), hex(&dataset.sha256));
@@ -92,7 +94,7 @@ pub fn encode_checkpoint(config: &RunConfig, dataset: &Dataset, state: &Training
 
 /// The bytes of a model file: what PyTorch's `load_state_dict` takes as it is.
 pub fn encode_model(config: &RunConfig, dataset: &Dataset, parameters: &[f32]) -> Vec<u8> {
-    encode(parameter_tensors("", parameters), model_metadata(config.model, dataset))
+    encode(parameter_tensors("", parameters), model_metadata(config, dataset))
 }
 
 /// Writes a file so that a crash leaves either the old state or the new: beside, fsync, rename.
@@ -140,6 +142,7 @@ pub fn read_model(path: &Path) -> Result<TrainedModel, CheckpointError> {
         kind: file.parsed("model", "a model's name", |text| {
             ModelKind::ALL.into_iter().find(|kind| kind.name() == text)
         })?,
+        seed: file.parsed("seed", "a number", |text| text.parse().ok())?,
         dataset_name: file.metadata("dataset")?.to_owned(),
         normalization: {
             let [scale, offset] = file.parsed("normalization", "two f32 as bits", decode_bits)?;
@@ -182,14 +185,15 @@ fn decode_checkpoint(path: &Path, bytes: &[u8]) -> Result<Checkpoint, Checkpoint
     })
 }
 
-fn model_metadata(model: ModelKind, dataset: &Dataset) -> HashMap<String, String> {
+fn model_metadata(config: &RunConfig, dataset: &Dataset) -> HashMap<String, String> {
     let normalization = [dataset.normalization.scale, dataset.normalization.offset];
     HashMap::from([
         // What PyTorch's tools look for.
         ("format".into(), "pt".into()),
         ("annulet_format".into(), FORMAT_VERSION.into()),
         ("annulet_version".into(), env!("CARGO_PKG_VERSION").into()),
-        ("model".into(), model.name().into()),
+        ("model".into(), config.model.name().into()),
+        ("seed".into(), config.seed.to_string()),
         ("dataset".into(), dataset.name.clone()),
         ("normalization".into(), encode_bits(&normalization)),
     ])
@@ -343,9 +347,7 @@ impl<'a> DecodedFile<'a> {
                 ));
             }
             vector.extend(
-                view.data()
-                    .chunks_exact(4)
-                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+                view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
             );
         }
         Ok(vector)
@@ -380,12 +382,8 @@ mod tests {
     }
 
     fn configs() -> [RunConfig; 2] {
-        let adamw = OptimizerConfig::AdamW {
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: 0.01,
-        };
+        let adamw =
+            OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
         [RunConfig::default(), RunConfig { optimizer: adamw, ..RunConfig::default() }]
     }
 

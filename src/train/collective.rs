@@ -110,7 +110,7 @@ impl Collective for Solo {
 
 /// A ring of workers over QUIC, each in a process or a thread of its own.
 ///
-/// Dropping it before [`close`](Collective::close) ends the other workers' run.
+/// Dropping it before [`close`](Ring::close) ends the other workers' run.
 #[derive(Debug)]
 pub struct Ring {
     handle: RingHandle,
@@ -126,6 +126,19 @@ impl Ring {
     /// If `rank` is not an index of `peers`.
     pub fn join(options: RingOptions) -> Result<Ring, NetError> {
         Ok(Ring { handle: RingHandle::join(options)? })
+    }
+
+    /// Finishes what is under way, makes sure that the next neighbour has all of it, and parts.
+    ///
+    /// # Errors
+    /// If the ring fails before that.
+    pub fn close(self) -> Result<(), NetError> {
+        self.handle.close()
+    }
+
+    /// Parts at once and tells the other workers why: their run ends with this reason.
+    pub fn abort(self, reason: String) {
+        self.handle.abort(reason);
     }
 }
 
@@ -168,10 +181,10 @@ impl Collective for Ring {
     }
 
     fn close(self: Box<Self>) -> Result<(), CollectiveError> {
-        Ok(self.handle.close()?)
+        Ok(Ring::close(*self)?)
     }
 
     fn abort(self: Box<Self>, reason: String) {
-        self.handle.abort(reason);
+        Ring::abort(*self, reason);
     }
 }

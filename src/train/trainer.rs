@@ -301,13 +301,8 @@ impl Run {
         let mut attempt = 0;
         let (fixed_point, reduced) = loop {
             let fixed_point = FixedPoint::for_batch(batch, &maxima);
-            let reduced = self.reduce_gradients(
-                step,
-                attempt,
-                &fixed_point,
-                &mut compute,
-                &mut comm,
-            )?;
+            let reduced =
+                self.reduce_gradients(step, attempt, &fixed_point, &mut compute, &mut comm)?;
             maxima = reduced.maxima;
             if maxima.iter().any(|m| !m.is_finite()) {
                 return Err(self.diverged(step, total_steps));
@@ -343,8 +338,7 @@ impl Run {
             comm,
         });
         self.step_ms.push(milliseconds(wall) as f32);
-        self.first_step_ms
-            .get_or_insert_with(|| milliseconds(self.trainer.started_at.elapsed()));
+        self.first_step_ms.get_or_insert_with(|| milliseconds(self.trainer.started_at.elapsed()));
         Ok(StepReport {
             step: step + 1,
             epoch: epoch + 1,
@@ -371,8 +365,7 @@ impl Run {
         let began = Instant::now();
         let trainer = &mut self.trainer;
         let batch = self.sampler.batch(step);
-        let mine =
-            share(batch.len(), trainer.collective.world_size(), trainer.collective.rank());
+        let mine = share(batch.len(), trainer.collective.world_size(), trainer.collective.rank());
         trainer.engine.begin_step(&trainer.state.parameters, &batch[mine], fixed_point)?;
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let mut vector = std::mem::take(&mut self.vectors[index]);
@@ -398,8 +391,7 @@ impl Run {
 
     /// Reads maxima and statistics out of the reduced vectors.
     fn parse_reduced(&self) -> Reduced {
-        let mut reduced =
-            Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
+        let mut reduced = Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
         for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
             let maxima = &vector[bucket.sum_words()..bucket.words()];
             for (tensor, &bits) in maxima[..bucket.tensors].iter().enumerate() {

@@ -1,5 +1,8 @@
 //! Runs of the real program, for the end-to-end tests.
 
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
 use std::path::Path;
 use std::process::{Command, Output};
 
