@@ -1,6 +1,6 @@
 // The gradients of a fully connected layer's weights and bias, in exact sums.
 //
-// input (tiles, I, 16), d_output (tiles, ROWS, 16) -> words.
+// input (I; quads), d_output (O; quads), padded to a multiple of 4 -> words.
 //
 // An invocation computes four outputs by four inputs: for each tile a partial sum over its
 // samples, rounded to fixed point and added to a running integer sum. One more column of
@@ -9,8 +9,6 @@
 
 override INPUTS: u32;
 override OUTPUTS: u32;
-// Outputs as d_output has them: a multiple of 4.
-override ROWS: u32;
 // Words of the sums and of the maxima; indices among the scales.
 override WEIGHT_SUM: u32;
 override BIAS_SUM: u32;
@@ -20,24 +18,21 @@ override WEIGHT_SCALE: u32;
 override BIAS_SCALE: u32;
 override LANES: u32;
 
-@group(0) @binding(1) var<storage, read> input: array<vec4f>;
-@group(0) @binding(2) var<storage, read> d_output: array<vec4f>;
-
 @compute @workgroup_size(LANES)
 fn dense_backward_weights(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) lane: u32,
+    @builtin(global_invocation_id) id: vec3u,
 ) {
-    let inputs = 4u * (group.x * LANES + lane);
-    let is_bias = inputs == INPUTS;
+    let inputs = 4u * id.x;
     if inputs > INPUTS {
         return;
     }
-    let outputs = 4u * group.y;
+    let is_bias = inputs == INPUTS;
     let scale = select(WEIGHT_SCALE, BIAS_SCALE, is_bias);
+    let outputs = 4u * group.y;
 
-    // Row: output, component: input.
+    // Variable: output, component: input.
     var sum0 = vec4u(0u);
     var sum1 = vec4u(0u);
     var sum2 = vec4u(0u);
@@ -48,17 +43,17 @@ fn dense_backward_weights(
         var p1 = vec4f(0.0);
         var p2 = vec4f(0.0);
         var p3 = vec4f(0.0);
-        let x_first = (tile * INPUTS + min(inputs, INPUTS - 4u)) * 4u;
-        let d_first = (tile * ROWS + outputs) * 4u;
-        for (var q = 0u; q < quads_in_tile(tile); q++) {
-            let x0 = select(input[x_first + q], vec4f(1.0), is_bias);
-            let x1 = input[x_first + q + 4u];
-            let x2 = input[x_first + q + 8u];
-            let x3 = input[x_first + q + 12u];
-            let d0 = d_output[d_first + q];
-            let d1 = d_output[d_first + q + 4u];
-            let d2 = d_output[d_first + q + 8u];
-            let d3 = d_output[d_first + q + 12u];
+        for (var quad = 4u * tile; quad < quads_end(tile); quad++) {
+            // The bias column reads some input all the same: a branch costs more.
+            let first = min(inputs, INPUTS - 4u);
+            let x0 = select(input(first, quad), vec4f(1.0), is_bias);
+            let x1 = input(first + 1u, quad);
+            let x2 = input(first + 2u, quad);
+            let x3 = input(first + 3u, quad);
+            let d0 = d_output(outputs, quad);
+            let d1 = d_output(outputs + 1u, quad);
+            let d2 = d_output(outputs + 2u, quad);
+            let d3 = d_output(outputs + 3u, quad);
             p0 += vec4f(dot(d0, x0), dot(d0, x1), dot(d0, x2), dot(d0, x3));
             p1 += vec4f(dot(d1, x0), dot(d1, x1), dot(d1, x2), dot(d1, x3));
             p2 += vec4f(dot(d2, x0), dot(d2, x1), dot(d2, x2), dot(d2, x3));
@@ -68,7 +63,8 @@ fn dense_backward_weights(
         sum1 = add_partial(sum1, p1, scale);
         sum2 = add_partial(sum2, p2, scale);
         sum3 = add_partial(sum3, p3, scale);
-        largest = max(largest, max(max(magnitude(p0), magnitude(p1)), max(magnitude(p2), magnitude(p3))));
+        largest = max(largest, max(magnitude(p0), magnitude(p1)));
+        largest = max(largest, max(magnitude(p2), magnitude(p3)));
     }
 
     if is_bias {

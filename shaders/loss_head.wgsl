@@ -1,13 +1,14 @@
 // The last layer, softmax, cross-entropy and its gradient.
 //
-// input (tiles, 84, 16), weights (10, 84), bias (10), labels
-// -> logits (tiles, 12, 16), d_logits (tiles, 12, 16) = softmax - onehot, and the step's
-// statistics: loss in fixed point, right answers, samples, largest loss.
+// input (84; quads), weights (10, 84), bias (10), labels
+// -> logits (12; quads), d_logits (12; quads) = softmax - onehot, and the step's statistics: loss
+// in fixed point, right answers, samples, largest loss.
 //
-// An invocation computes one sample. The ten classes are padded to twelve: rows 10 and 11 of
-// d_logits are 0. So are the gradients of the samples that fill the last quad.
+// An invocation computes a quad of samples. The ten classes are padded to twelve: rows 10 and 11
+// of d_logits are 0. So are the gradients of the samples that fill the last quad.
 
 override INPUTS: u32;
+// Where the layer's tensors begin in the parameters, in vec4.
 override WEIGHT: u32;
 override BIAS: u32;
 // Words of the statistics.
@@ -17,134 +18,158 @@ override SAMPLES: u32;
 override LOSS_MAXIMUM: u32;
 override LANES: u32;
 
-@group(0) @binding(1) var<storage, read> parameters: array<f32>;
-@group(0) @binding(2) var<storage, read> input: array<f32>;
-@group(0) @binding(3) var<storage, read> labels: array<u32>;
-@group(0) @binding(4) var<storage, read_write> logits: array<f32>;
-@group(0) @binding(5) var<storage, read_write> d_logits: array<f32>;
-@group(0) @binding(7) var<storage, read> samples: array<u32>;
+@group(0) @binding(4) var<storage, read> labels: array<u32>;
+@group(0) @binding(5) var<storage, read> samples: array<u32>;
+@group(0) @binding(6) var<storage, read_write> logits: array<vec4f>;
+@group(0) @binding(7) var<storage, read_write> d_logits: array<vec4f>;
 
-const CLASSES = 10u;
-// As many as fill vec4s.
-const ROWS = 12u;
 // Index of the loss among the scales.
 const LOSS_SCALE = 10u;
 
-override WEIGHTS: u32 = INPUTS * 3u;
-
-// (inputs, 3) of four classes each.
-var<workgroup> weights: array<vec4f, WEIGHTS>;
-
 @compute @workgroup_size(LANES)
-fn loss_head(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(local_invocation_index) lane: u32,
-) {
-    for (var i = lane; i < WEIGHTS; i += LANES) {
-        let first = 4u * (i % 3u);
-        let column = WEIGHT + i / 3u;
-        // Rows 10 and 11 of the last vec4 are never looked at.
-        weights[i] = vec4f(
-            parameters[column + first * INPUTS],
-            parameters[column + (first + 1u) * INPUTS],
-            parameters[column + min(first + 2u, 9u) * INPUTS],
-            parameters[column + min(first + 3u, 9u) * INPUTS],
-        );
-    }
-    workgroupBarrier();
-
-    let sample = group.x * LANES + lane;
-    if sample >= 4u * quad_count() {
+fn loss_head(@builtin(global_invocation_id) id: vec3u) {
+    let quad = id.x;
+    if quad >= quad_count() {
         return;
     }
-    let tile = sample / 16u;
-    let place = sample % 16u;
+    let b0 = parameters(BIAS);
+    let b1 = parameters(BIAS + 1u);
+    let b2 = parameters(BIAS + 2u);
+    var z0 = vec4f(b0.x);
+    var z1 = vec4f(b0.y);
+    var z2 = vec4f(b0.z);
+    var z3 = vec4f(b0.w);
+    var z4 = vec4f(b1.x);
+    var z5 = vec4f(b1.y);
+    var z6 = vec4f(b1.z);
+    var z7 = vec4f(b1.w);
+    var z8 = vec4f(b2.x);
+    var z9 = vec4f(b2.y);
+    let row = INPUTS / 4u;
+    for (var i = 0u; i < row; i++) {
+        let x = Inputs(
+            input(4u * i, quad),
+            input(4u * i + 1u, quad),
+            input(4u * i + 2u, quad),
+            input(4u * i + 3u, quad),
+        );
+        let w = WEIGHT + i;
+        z0 += weigh(x, parameters(w));
+        z1 += weigh(x, parameters(w + row));
+        z2 += weigh(x, parameters(w + 2u * row));
+        z3 += weigh(x, parameters(w + 3u * row));
+        z4 += weigh(x, parameters(w + 4u * row));
+        z5 += weigh(x, parameters(w + 5u * row));
+        z6 += weigh(x, parameters(w + 6u * row));
+        z7 += weigh(x, parameters(w + 7u * row));
+        z8 += weigh(x, parameters(w + 8u * row));
+        z9 += weigh(x, parameters(w + 9u * row));
+    }
+    logits[quad_index(0u, quad)] = z0;
+    logits[quad_index(1u, quad)] = z1;
+    logits[quad_index(2u, quad)] = z2;
+    logits[quad_index(3u, quad)] = z3;
+    logits[quad_index(4u, quad)] = z4;
+    logits[quad_index(5u, quad)] = z5;
+    logits[quad_index(6u, quad)] = z6;
+    logits[quad_index(7u, quad)] = z7;
+    logits[quad_index(8u, quad)] = z8;
+    logits[quad_index(9u, quad)] = z9;
 
-    var z = Classes(
-        vec4f(parameters[BIAS], parameters[BIAS + 1u], parameters[BIAS + 2u], parameters[BIAS + 3u]),
-        vec4f(
-            parameters[BIAS + 4u],
-            parameters[BIAS + 5u],
-            parameters[BIAS + 6u],
-            parameters[BIAS + 7u],
-        ),
-        vec4f(parameters[BIAS + 8u], parameters[BIAS + 9u], 0.0, 0.0),
-    );
-    for (var i = 0u; i < INPUTS; i++) {
-        let x = input[(tile * INPUTS + i) * 16u + place];
-        z.a += weights[3u * i] * x;
-        z.b += weights[3u * i + 1u] * x;
-        z.c += weights[3u * i + 2u] * x;
-    }
-    let z_rows = rows(z);
-    for (var row = 0u; row < ROWS; row++) {
-        logits[(tile * ROWS + row) * 16u + place] = z_rows[row];
-    }
+    var answer = Answer(z0, vec4u(0u));
+    answer = compare(answer, z1, 1u);
+    answer = compare(answer, z2, 2u);
+    answer = compare(answer, z3, 3u);
+    answer = compare(answer, z4, 4u);
+    answer = compare(answer, z5, 5u);
+    answer = compare(answer, z6, 6u);
+    answer = compare(answer, z7, 7u);
+    answer = compare(answer, z8, 8u);
+    answer = compare(answer, z9, 9u);
 
     // The largest logit becomes 0, so that no exponential overflows.
-    let best = max(largest(z.a), max(largest(z.b), max(z.c.x, z.c.y)));
-    z.a -= best;
-    z.b -= best;
-    z.c -= best;
-    let e = Classes(exp(z.a), exp(z.b), vec4f(exp(z.c.xy), 0.0, 0.0));
-    let total = dot(e.a, vec4f(1.0)) + dot(e.b, vec4f(1.0)) + (e.c.x + e.c.y);
+    let e0 = exp(z0 - answer.logit);
+    let e1 = exp(z1 - answer.logit);
+    let e2 = exp(z2 - answer.logit);
+    let e3 = exp(z3 - answer.logit);
+    let e4 = exp(z4 - answer.logit);
+    let e5 = exp(z5 - answer.logit);
+    let e6 = exp(z6 - answer.logit);
+    let e7 = exp(z7 - answer.logit);
+    let e8 = exp(z8 - answer.logit);
+    let e9 = exp(z9 - answer.logit);
+    let total = e0 + e1 + e2 + e3 + e4 + e5 + e6 + e7 + e8 + e9;
 
-    let label = labels[samples[sample]];
-    let of_label = one_hot(label);
-    // A select, not a product: an infinite logit of another class must not become a NaN here.
-    let z_label = dot(select(vec4f(0.0), z.a, of_label.a > vec4f(0.0)), vec4f(1.0))
-        + dot(select(vec4f(0.0), z.b, of_label.b > vec4f(0.0)), vec4f(1.0))
-        + dot(select(vec4f(0.0), z.c, of_label.c > vec4f(0.0)), vec4f(1.0));
-    let counts = sample < submission.samples;
-    let d_rows = rows(Classes(
-        select(vec4f(0.0), e.a / total - of_label.a, counts),
-        select(vec4f(0.0), e.b / total - of_label.b, counts),
-        select(vec4f(0.0), e.c / total - of_label.c, counts),
-    ));
-    for (var row = 0u; row < ROWS; row++) {
-        d_logits[(tile * ROWS + row) * 16u + place] = d_rows[row];
-    }
-    if counts {
-        let loss = log(total) - z_label;
-        add_to_word(LOSS, add_partial(vec4u(0u), vec4f(loss), LOSS_SCALE).x);
-        raise_word(LOSS_MAXIMUM, magnitude(vec4f(loss)).x);
-        atomicAdd(&words[RIGHT], u32(first_zero(z) == label));
-        atomicAdd(&words[SAMPLES], 1u);
-    }
+    let first = 4u * quad;
+    let label = vec4u(
+        labels[samples[first]],
+        labels[samples[first + 1u]],
+        labels[samples[first + 2u]],
+        labels[samples[first + 3u]],
+    );
+    let counts = first + vec4u(0u, 1u, 2u, 3u) < vec4u(submission.samples);
+    d_logits[quad_index(0u, quad)] = d_logit(e0 / total, label == vec4u(0u), counts);
+    d_logits[quad_index(1u, quad)] = d_logit(e1 / total, label == vec4u(1u), counts);
+    d_logits[quad_index(2u, quad)] = d_logit(e2 / total, label == vec4u(2u), counts);
+    d_logits[quad_index(3u, quad)] = d_logit(e3 / total, label == vec4u(3u), counts);
+    d_logits[quad_index(4u, quad)] = d_logit(e4 / total, label == vec4u(4u), counts);
+    d_logits[quad_index(5u, quad)] = d_logit(e5 / total, label == vec4u(5u), counts);
+    d_logits[quad_index(6u, quad)] = d_logit(e6 / total, label == vec4u(6u), counts);
+    d_logits[quad_index(7u, quad)] = d_logit(e7 / total, label == vec4u(7u), counts);
+    d_logits[quad_index(8u, quad)] = d_logit(e8 / total, label == vec4u(8u), counts);
+    d_logits[quad_index(9u, quad)] = d_logit(e9 / total, label == vec4u(9u), counts);
+
+    var z_label = z0;
+    z_label = select(z_label, z1, label == vec4u(1u));
+    z_label = select(z_label, z2, label == vec4u(2u));
+    z_label = select(z_label, z3, label == vec4u(3u));
+    z_label = select(z_label, z4, label == vec4u(4u));
+    z_label = select(z_label, z5, label == vec4u(5u));
+    z_label = select(z_label, z6, label == vec4u(6u));
+    z_label = select(z_label, z7, label == vec4u(7u));
+    z_label = select(z_label, z8, label == vec4u(8u));
+    z_label = select(z_label, z9, label == vec4u(9u));
+    let loss = select(vec4f(0.0), log(total) - (z_label - answer.logit), counts);
+    add_losses(loss);
+    let right = select(vec4u(0u), vec4u(1u), (answer.number == label) & counts);
+    atomicAdd(&words[RIGHT], right.x + right.y + right.z + right.w);
+    atomicAdd(&words[SAMPLES], min(4u, submission.samples - first));
 }
 
-// A value for each class; the last two components belong to none.
-struct Classes {
-    a: vec4f,
-    b: vec4f,
-    c: vec4f,
+// Four inputs, each over the samples of a quad.
+struct Inputs {
+    x0: vec4f,
+    x1: vec4f,
+    x2: vec4f,
+    x3: vec4f,
 }
 
-fn rows(x: Classes) -> array<f32, ROWS> {
-    return array<f32, ROWS>(
-        x.a.x, x.a.y, x.a.z, x.a.w, x.b.x, x.b.y, x.b.z, x.b.w, x.c.x, x.c.y, x.c.z, x.c.w,
+fn weigh(x: Inputs, w: vec4f) -> vec4f {
+    return w.x * x.x0 + w.y * x.x1 + w.z * x.x2 + w.w * x.x3;
+}
+
+// The first class with the largest logit.
+struct Answer {
+    logit: vec4f,
+    number: vec4u,
+}
+
+fn compare(best: Answer, logit: vec4f, number: u32) -> Answer {
+    let better = logit > best.logit;
+    return Answer(
+        select(best.logit, logit, better),
+        select(best.number, vec4u(number), better),
     );
 }
 
-fn largest(x: vec4f) -> f32 {
-    return max(max(x.x, x.y), max(x.z, x.w));
+fn d_logit(probability: vec4f, is_label: vec4<bool>, counts: vec4<bool>) -> vec4f {
+    return select(vec4f(0.0), select(probability, probability - 1.0, is_label), counts);
 }
 
-fn one_hot(label: u32) -> Classes {
-    let number = vec4u(0u, 1u, 2u, 3u);
-    return Classes(
-        vec4f(number == vec4u(label)),
-        vec4f(number + 4u == vec4u(label)),
-        vec4f(number + 8u == vec4u(label)),
-    );
-}
-
-// The answer: the first class whose shifted logit is 0; the largest one's is.
-fn first_zero(z: Classes) -> u32 {
-    let number = vec4u(0u, 1u, 2u, 3u);
-    let a = select(vec4u(ROWS), number, z.a == vec4f(0.0));
-    let b = select(vec4u(ROWS), number + 4u, z.b == vec4f(0.0));
-    let c = select(vec4u(ROWS), number + 8u, z.c == vec4f(0.0));
-    let least = min(a, min(b, c));
-    return min(min(least.x, least.y), min(least.z, least.w));
+// Each loss is a partial of its own.
+fn add_losses(loss: vec4f) {
+    let q = quantize(loss, LOSS_SCALE);
+    atomicAdd(&words[LOSS], bitcast<u32>(q.x + q.y + q.z + q.w));
+    let largest = magnitude(loss);
+    raise_word(LOSS_MAXIMUM, max(max(largest.x, largest.y), max(largest.z, largest.w)));
 }

@@ -1,7 +1,7 @@
 // An activation, then the mean of each 2x2 window.
 
-// The activations of each window in row-major order, each over the samples of a quad.
-@group(0) @binding(8) var<storage, read_write> windows: array<Window>;
+// (features, quads) The activations that were averaged.
+@group(0) @binding(6) var<storage, read_write> windows: array<Window>;
 
 // The four places of a window in row-major order, each over the samples of a quad.
 struct Window {

@@ -1,13 +1,11 @@
 // A gradient goes on through the activation of a fully connected layer.
 
-override FEATURES: u32;
+// (features, quads) The layer's output.
+@group(0) @binding(7) var<storage, read> activations: array<vec4f>;
+// (features, quads) The gradient of what the activation was applied to.
+@group(0) @binding(8) var<storage, read_write> d_linear: array<vec4f>;
 
-// (tiles, features, 16) The layer's output.
-@group(0) @binding(6) var<storage, read> activations: array<vec4f>;
-// (tiles, features, 16) The gradient of what the activation was applied to.
-@group(0) @binding(7) var<storage, read_write> d_linear: array<vec4f>;
-
-fn emit(quad: u32, feature: u32, d: vec4f) {
-    let index = quad_index(quad, FEATURES, feature);
+fn emit(feature: u32, quad: u32, d: vec4f) {
+    let index = quad_index(feature, quad);
     d_linear[index] = through_activation(activations[index], d);
 }

@@ -1,8 +1,8 @@
 // ReLU, then the maximum of each 2x2 window.
 
-// For each pooled value of a quad the window's place that won, a byte a sample: 0 to 3 in row-major
-// order, or NONE where ReLU lets no gradient through.
-@group(0) @binding(8) var<storage, read_write> winners: array<u32>;
+// (features, quads) The place that won, a byte a sample: 0 to 3 in row-major order, or NONE where
+// ReLU lets no gradient through.
+@group(0) @binding(6) var<storage, read_write> winners: array<u32>;
 
 const NONE = 4u;
 

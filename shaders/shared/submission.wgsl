@@ -6,6 +6,8 @@
 struct Submission {
     // Samples of this submission; those of its last tile may be fewer than 16.
     samples: u32,
+    // Quads from one feature to the next in every (features, quads) buffer.
+    quad_stride: u32,
     // Input = pixel * scale + offset.
     pixel_scale: f32,
     pixel_offset: f32,
@@ -16,9 +18,14 @@ struct Submission {
 
 @group(0) @binding(0) var<storage, read> submission: Submission;
 
-// A quad is four consecutive samples, the unit of every kernel: a value of a quad is a vec4.
+// A quad is four consecutive samples: a value of a quad is a vec4, and a buffer of values is
+// (features, quads).
 fn quad_count() -> u32 {
     return (submission.samples + 3u) / 4u;
+}
+
+fn quad_index(feature: u32, quad: u32) -> u32 {
+    return feature * submission.quad_stride + quad;
 }
 
 // A tile is four quads, the unit of exact sums.
@@ -26,13 +33,7 @@ fn tile_count() -> u32 {
     return (submission.samples + 15u) / 16u;
 }
 
-// The quads of a tile that hold a sample.
-fn quads_in_tile(tile: u32) -> u32 {
-    return min(4u, quad_count() - 4u * tile);
-}
-
-// Where the values of a feature lie in a (tiles, features, 16) buffer read as vec4: one vec4 for
-// each quad of the tile.
-fn quad_index(quad: u32, features: u32, feature: u32) -> u32 {
-    return ((quad / 4u) * features + feature) * 4u + quad % 4u;
+// The end of a tile's quads; the last tile may have fewer than four.
+fn quads_end(tile: u32) -> u32 {
+    return min(4u * tile + 4u, quad_count());
 }

@@ -4,7 +4,7 @@
 //! mind the order of declarations, so that the line numbers of errors stay the kernel's own. Sizes
 //! and places are pipeline-overridable constants, given when the pipeline is made.
 
-/// A WGSL file with the buffers that it declares.
+/// A WGSL file with the resources that it declares.
 #[derive(Debug)]
 pub struct Source {
     /// Path below `shaders/`.
@@ -15,7 +15,7 @@ pub struct Source {
     pub bindings: &'static [Binding],
 }
 
-/// A storage buffer of bind group 0.
+/// A resource of bind group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     pub index: u32,
@@ -24,11 +24,26 @@ pub struct Binding {
     pub access: Access,
 }
 
-/// What a shader does with a buffer.
+/// What a resource is to a shader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
+    /// A storage buffer.
     Read,
+    /// A storage buffer.
     ReadWrite,
+    Uniform,
+    /// What is read most: a storage buffer or a texture, as [`Reads`] says.
+    Source,
+}
+
+/// Where kernels read activations, gradients and weights from. The results are the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Storage buffers, as GPUs like it.
+    Buffers,
+    /// Textures, copied from the buffers between the kernels: on software adapters a load from a
+    /// texture is many times as fast as one from a buffer.
+    Textures,
 }
 
 /// A file, the pieces that go with it, and the constants that make it one layer's kernel.
@@ -39,23 +54,34 @@ pub struct Kernel {
     pub source: &'static Source,
     pub shared: Vec<&'static Source>,
     pub constants: Vec<(&'static str, f64)>,
+    pub reads: Reads,
 }
 
 impl Kernel {
     /// The whole WGSL text.
     pub fn text(&self) -> String {
         let mut text = self.source.text.to_owned();
-        for shared in &self.shared {
+        for piece in self.pieces() {
             text.push('\n');
-            text.push_str(shared.text);
+            text.push_str(piece.text);
         }
         text
     }
 
-    /// The buffers of the kernel and its pieces.
+    /// The resources of the kernel and its pieces.
     pub fn bindings(&self) -> impl Iterator<Item = Binding> {
-        let shared = self.shared.iter().flat_map(|piece| piece.bindings);
+        let shared = self.pieces().flat_map(|piece| piece.bindings);
         self.source.bindings.iter().chain(shared).copied()
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &'static Source> {
+        let reads = match self.reads {
+            Reads::Buffers => &READS_BUFFERS,
+            Reads::Textures => &READS_TEXTURES,
+        };
+        let has_sources = self.source.bindings.iter().any(|b| b.access == Access::Source);
+        let submission = std::iter::once(&SUBMISSION);
+        submission.chain(has_sources.then_some(reads)).chain(self.shared.iter().copied())
     }
 
     /// Compiles the kernel; failures arrive at the device's error handler.
@@ -69,13 +95,7 @@ impl Kernel {
             .map(|binding| wgpu::BindGroupLayoutEntry {
                 binding: binding.index,
                 visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Storage {
-                        read_only: binding.access == Access::Read,
-                    },
-                    has_dynamic_offset: false,
-                    min_binding_size: None,
-                },
+                ty: self.binding_type(binding.access),
                 count: None,
             })
             .collect();
@@ -102,18 +122,18 @@ impl Kernel {
         })
     }
 
-    /// The kernel's bind group; `buffer` finds a buffer by the variable's name.
+    /// The kernel's bind group; `resource` finds a resource by the variable's name.
     pub fn bind_group<'a>(
         &self,
         device: &wgpu::Device,
         pipeline: &wgpu::ComputePipeline,
-        buffer: impl Fn(&str) -> &'a wgpu::Buffer,
+        resource: impl Fn(Binding) -> wgpu::BindingResource<'a>,
     ) -> wgpu::BindGroup {
         let entries: Vec<_> = self
             .bindings()
             .map(|binding| wgpu::BindGroupEntry {
                 binding: binding.index,
-                resource: buffer(binding.name).as_entire_binding(),
+                resource: resource(binding),
             })
             .collect();
         device.create_bind_group(&wgpu::BindGroupDescriptor {
@@ -121,6 +141,26 @@ impl Kernel {
             layout: &pipeline.get_bind_group_layout(0),
             entries: &entries,
         })
+    }
+
+    fn binding_type(&self, access: Access) -> wgpu::BindingType {
+        let buffer = |ty| wgpu::BindingType::Buffer {
+            ty,
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        };
+        match (access, self.reads) {
+            (Access::Read, _) | (Access::Source, Reads::Buffers) => {
+                buffer(wgpu::BufferBindingType::Storage { read_only: true })
+            }
+            (Access::ReadWrite, _) => buffer(wgpu::BufferBindingType::Storage { read_only: false }),
+            (Access::Uniform, _) => buffer(wgpu::BufferBindingType::Uniform),
+            (Access::Source, Reads::Textures) => wgpu::BindingType::Texture {
+                sample_type: wgpu::TextureSampleType::Float { filterable: false },
+                view_dimension: wgpu::TextureViewDimension::D2,
+                multisampled: false,
+            },
+        }
     }
 }
 
@@ -132,7 +172,13 @@ const fn read_write(index: u32, name: &'static str) -> Binding {
     Binding { index, name, access: Access::ReadWrite }
 }
 
-/// A row of the table: a kernel `name(entry_point)`, or a shared piece.
+// As `shared/reads_*.wgsl` declare them; a kernel names those that it reads.
+const PARAMETERS: Binding =
+    Binding { index: 1, name: "parameters_source", access: Access::Source };
+const INPUT: Binding = Binding { index: 2, name: "input_source", access: Access::Source };
+const D_OUTPUT: Binding = Binding { index: 3, name: "d_output_source", access: Access::Source };
+
+/// A row of the table: a kernel with its entry point, or a shared piece.
 macro_rules! source {
     ($file:literal, $entry_point:expr, $bindings:expr) => {
         Source {
@@ -144,71 +190,81 @@ macro_rules! source {
     };
 }
 
+pub static GATHER_IMAGES: Source = source!(
+    "gather_images.wgsl",
+    Some("gather_images"),
+    &[read(1, "pixels"), read(2, "samples"), read_write(3, "images")]
+);
 pub static CONVOLUTION_FORWARD: Source = source!(
     "convolution_forward.wgsl",
     Some("convolution_forward"),
-    &[read(1, "parameters"), read_write(2, "pooled")]
+    &[INPUT, read(5, "bias"), read_write(7, "pooled")]
 );
 pub static DENSE_FORWARD: Source = source!(
     "dense_forward.wgsl",
     Some("dense_forward"),
-    &[read(1, "parameters"), read(2, "input"), read_write(3, "output")]
+    &[PARAMETERS, INPUT, read_write(7, "output")]
 );
 pub static LOSS_HEAD: Source = source!(
     "loss_head.wgsl",
     Some("loss_head"),
     &[
-        read(1, "parameters"),
-        read(2, "input"),
-        read(3, "labels"),
-        read_write(4, "logits"),
-        read_write(5, "d_logits"),
-        read(7, "samples"),
+        PARAMETERS,
+        INPUT,
+        read(4, "labels"),
+        read(5, "samples"),
+        read_write(6, "logits"),
+        read_write(7, "d_logits"),
     ]
 );
 pub static DENSE_BACKWARD_INPUT: Source = source!(
     "dense_backward_input.wgsl",
     Some("dense_backward_input"),
-    &[read(1, "parameters"), read(2, "d_output")]
+    &[PARAMETERS, D_OUTPUT]
 );
 pub static DENSE_BACKWARD_WEIGHTS: Source = source!(
     "dense_backward_weights.wgsl",
     Some("dense_backward_weights"),
-    &[read(1, "input"), read(2, "d_output")]
+    &[INPUT, D_OUTPUT]
 );
 pub static CONVOLUTION_BACKWARD_INPUT: Source = source!(
     "convolution_backward_input.wgsl",
     Some("convolution_backward_input"),
-    &[read(1, "parameters"), read(2, "d_output")]
+    &[D_OUTPUT]
 );
 pub static CONVOLUTION_BACKWARD_WEIGHTS: Source = source!(
     "convolution_backward_weights.wgsl",
     Some("convolution_backward_weights"),
-    &[read(1, "d_output"), read_write(2, "partials")]
+    &[INPUT, D_OUTPUT, read_write(7, "partials")]
 );
 pub static QUANTIZE: Source =
     source!("quantize.wgsl", Some("quantize_partials"), &[read(1, "partials")]);
 
 pub static SUBMISSION: Source = source!("shared/submission.wgsl", None, &[read(0, "submission")]);
-pub static SUMS: Source = source!("shared/sums.wgsl", None, &[read_write(9, "words")]);
+pub static READS_BUFFERS: Source = source!("shared/reads_buffers.wgsl", None, &[]);
+pub static READS_TEXTURES: Source = source!("shared/reads_textures.wgsl", None, &[]);
+pub static CONVOLUTION_WEIGHTS: Source = source!(
+    "shared/convolution_weights.wgsl",
+    None,
+    &[Binding { index: 4, name: "weights", access: Access::Uniform }]
+);
 pub static RELU: Source = source!("shared/relu.wgsl", None, &[]);
 pub static TANH: Source = source!("shared/tanh.wgsl", None, &[]);
-pub static MAX_POOL: Source = source!("shared/max_pool.wgsl", None, &[read_write(8, "winners")]);
+pub static MAX_POOL: Source = source!("shared/max_pool.wgsl", None, &[read_write(6, "winners")]);
 pub static AVERAGE_POOL: Source =
-    source!("shared/average_pool.wgsl", None, &[read_write(8, "windows")]);
-pub static INPUT_PIXELS: Source =
-    source!("shared/input_pixels.wgsl", None, &[read(6, "pixels"), read(7, "samples")]);
-pub static INPUT_PLANES: Source = source!("shared/input_planes.wgsl", None, &[read(6, "planes")]);
+    source!("shared/average_pool.wgsl", None, &[read_write(6, "windows")]);
 pub static EMIT_THROUGH_ACTIVATION: Source = source!(
     "shared/emit_through_activation.wgsl",
     None,
-    &[read(6, "activations"), read_write(7, "d_linear")]
+    &[read(7, "activations"), read_write(8, "d_linear")]
 );
 pub static EMIT_THROUGH_POOLING: Source =
-    source!("shared/emit_through_pooling.wgsl", None, &[read_write(7, "d_convolved")]);
+    source!("shared/emit_through_pooling.wgsl", None, &[read_write(8, "d_convolved")]);
+pub static SUMS: Source = source!("shared/sums.wgsl", None, &[read_write(9, "words")]);
 
 /// Every file of `shaders/`.
-pub static SOURCES: [&Source; 18] = [
+pub static SOURCES: [&Source; 20] = [
+    &GATHER_IMAGES,
     &CONVOLUTION_FORWARD,
     &DENSE_FORWARD,
     &LOSS_HEAD,
@@ -218,13 +274,14 @@ pub static SOURCES: [&Source; 18] = [
     &CONVOLUTION_BACKWARD_WEIGHTS,
     &QUANTIZE,
     &SUBMISSION,
-    &SUMS,
+    &READS_BUFFERS,
+    &READS_TEXTURES,
+    &CONVOLUTION_WEIGHTS,
     &RELU,
     &TANH,
     &MAX_POOL,
     &AVERAGE_POOL,
-    &INPUT_PIXELS,
-    &INPUT_PLANES,
     &EMIT_THROUGH_ACTIVATION,
     &EMIT_THROUGH_POOLING,
+    &SUMS,
 ];
