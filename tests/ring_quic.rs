@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use annulet::net::driver::IN_FLIGHT_MAX;
-use annulet::net::{ClusterKey, NetError, PeerAddress, RingOptions, TransportSettings};
+use annulet::net::{
+    ClusterKey, IN_FLIGHT_MAX, NetError, PeerAddress, RingOptions, TransportSettings,
+};
 use annulet::protocol::collective::{CollectiveId, Content, Reduction};
 use annulet::train::collective::{Collective, CollectiveError, Ring};
 

@@ -304,6 +304,10 @@ async fn work(options: RingOptions, trainer: Trainer) {
     if world == 1 {
         return alone(trainer).await;
     }
+    let next = (rank + 1) % world;
+    if options.peers[next].is_empty() {
+        return trainer.tell(Err(NetError::Settings(format!("rank {next} has no address"))));
+    }
     let endpoint = match Endpoint::new(options.socket, &options.key, &options.transport) {
         Ok(endpoint) => endpoint,
         Err(error) => return trainer.tell(Err(error)),
@@ -316,7 +320,7 @@ async fn work(options: RingOptions, trainer: Trainer) {
         rank: rank as u32,
     };
     let limit = JoinLimit::new(options.join_timeout);
-    let joined = peer::join(&endpoint, &hello, &options.peers[(rank + 1) % world], limit).await;
+    let joined = peer::join(&endpoint, &hello, &options.peers[next], limit).await;
     endpoint.refuse_connections();
     let (next, prev) = match joined {
         Ok(neighbours) => neighbours,
