@@ -309,6 +309,10 @@ async fn work(options: RingOptions, trainer: Trainer) {
     if world == 1 {
         return alone(trainer).await;
     }
+    let next = (rank + 1) % world;
+    if options.peers[next].is_empty() {
+        return trainer.tell(Err(NetError::Settings(format!("rank {next} has no address"))));
+    }
     let endpoint = match Endpoint::new(options.socket, &options.key, &options.transport) {
         Ok(endpoint) => endpoint,
         Err(error) => return trainer.tell(Err(error)),
@@ -321,7 +325,7 @@ async fn work(options: RingOptions, trainer: Trainer) {
         rank: rank as u32,
     };
     let limit = JoinLimit::new(options.join_timeout);
-    let joined = peer::join(&endpoint, &hello, &options.peers[(rank + 1) % world], limit).await;
+    let joined = peer::join(&endpoint, &hello, &options.peers[next], limit).await;
     endpoint.refuse_connections();
     let (next, prev) = match joined {
         Ok(neighbours) => neighbours,
@@ -732,5 +736,103 @@ impl StallWatch {
         }
         self.ticks_without_move += 1;
         Some(self.ticks.period() * self.ticks_without_move)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::collective::Content;
+
+    /// What rank 0 of two says of a rank 1 that holds the key and does this with its stream.
+    fn verdict_on(rogue: impl FnOnce(&mut quinn::SendStream)) -> NetError {
+        let key = ClusterKey::generate().expect("a key");
+        let bind = || UdpSocket::bind("127.0.0.1:0").expect("a port on loopback");
+        let sockets = [bind(), bind()];
+        let peers: Vec<Vec<PeerAddress>> = sockets
+            .iter()
+            .map(|socket| vec![socket.local_addr().expect("a bound socket").into()])
+            .collect();
+        let [socket, rogue_socket] = sockets;
+        let options = RingOptions {
+            socket,
+            key: key.clone(),
+            rank: 0,
+            peers: peers.clone(),
+            run_id: "test".into(),
+            config_digest: [7; 32],
+            join_timeout: Duration::from_secs(30),
+            transport: TransportSettings::default(),
+        };
+        let worker = thread::spawn(|| {
+            let mut handle = RingHandle::join(options).expect("the rogue joins as others do");
+            let reduction = Reduction { sum_words: 4, max_words: 0 };
+            handle.start(id(), reduction, vec![1; 4]).expect("started");
+            handle.finish().expect_err("the rogue breaks the protocol")
+        });
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let transport = TransportSettings::default();
+            let endpoint = Endpoint::new(rogue_socket, &key, &transport).expect("an endpoint");
+            let hello = Hello {
+                run_id: "test".into(),
+                config_digest: [7; 32],
+                world_size: 2,
+                generation: 0,
+                rank: 1,
+            };
+            let limit = JoinLimit::new(Duration::from_secs(30));
+            let (mut next, prev) =
+                peer::join(&endpoint, &hello, &peers[0], limit).await.expect("the ring forms");
+            rogue(&mut next.stream);
+            // It is told what it did, on both connections.
+            for connection in [&next.peer.connection, &prev.peer.connection] {
+                let error = connection.closed().await;
+                assert!(matches!(next.peer.lost(&error, "nothing"), NetError::Aborted(_)));
+            }
+        });
+        worker.join().expect("its assertions hold")
+    }
+
+    fn id() -> CollectiveId {
+        CollectiveId { generation: 0, step: 3, attempt: 0, content: Content::Gradients(1) }
+    }
+
+    fn write(stream: &mut quinn::SendStream, words: &[u32]) {
+        let bytes = bytemuck::cast_slice(words);
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let written = Pin::new(stream).poll_write(&mut cx, bytes);
+        assert!(matches!(written, Poll::Ready(Ok(written)) if written == bytes.len()));
+    }
+
+    #[test]
+    fn words_that_are_no_header_are_a_violation() {
+        let error = verdict_on(|stream| write(stream, &[0xDEAD_BEEF; HEADER_WORDS]));
+        assert!(matches!(error, NetError::Violation { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("0xdeadbeef"), "{error}");
+    }
+
+    #[test]
+    fn a_stream_that_ends_early_is_a_lost_peer() {
+        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let header = CollectiveHeader::new(id(), reduction, 0);
+        let error = verdict_on(|stream| {
+            write(stream, &header.encode());
+            write(stream, &[1]);
+            stream.finish().expect("an open stream");
+        });
+        assert!(matches!(error, NetError::Lost { rank: 1, .. }), "{error}");
+        let text = "during step 3 bucket 1: it has finished its run";
+        assert!(error.to_string().contains(text), "{error}");
+    }
+
+    #[test]
+    fn a_collective_that_was_not_asked_for_is_out_of_step() {
+        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let header = CollectiveHeader::new(id(), reduction, 1);
+        let error = verdict_on(|stream| write(stream, &header.encode()));
+        assert!(matches!(error, NetError::OutOfStep(_)), "{error}");
+        assert!(error.to_string().contains("(its collective 1)"), "{error}");
     }
 }

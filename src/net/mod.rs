@@ -15,7 +15,7 @@ pub mod identity;
 pub mod peer;
 pub mod wire;
 
-pub use driver::{RingHandle, RingOptions};
+pub use driver::{IN_FLIGHT_MAX, RingHandle, RingOptions};
 pub use endpoint::TransportSettings;
 pub use identity::{ClusterKey, KeyError};
 pub use peer::{AddressError, PeerAddress};
