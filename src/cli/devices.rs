@@ -2,7 +2,10 @@
 
 use clap::Args;
 
+use crate::config::Kernels;
 use crate::gpu::{AdapterChoice, AdapterReport, list_adapters};
+
+use crate::launch::driver_environment::set_driver_environment;
 
 use super::CommandError;
 
@@ -14,6 +17,8 @@ pub struct DevicesArguments {
 }
 
 pub fn run(arguments: DevicesArguments) -> Result<(), CommandError> {
+    // SAFETY: this command starts no thread of its own.
+    unsafe { set_driver_environment(Kernels::Auto, 1) };
     let adapters = list_adapters();
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&adapters).expect("a report serializes"));

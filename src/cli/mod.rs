@@ -42,7 +42,8 @@ enum Command {
     Key(key::KeyArguments),
 }
 
-/// Runs a parsed command line.
+/// Runs a parsed command line. For a program's main thread, before it starts others: drivers are
+/// told through the environment.
 pub fn run(cli: Cli) -> Result<(), CommandError> {
     match cli.command {
         Command::Train(arguments) => train::run(arguments),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::config::{Kernels, RunConfig};
 use crate::data::Dataset;
+use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::worker::{DataPlan, WorkerPlan, open_engine};
 use crate::train::checkpoint::{TrainedModel, read_model};
 use crate::train::engine::GradientEngine;
@@ -31,6 +32,8 @@ pub fn forward_engine(
         resume: None,
         folder: None,
     };
+    // SAFETY: these commands start no thread of their own.
+    unsafe { set_driver_environment(kernels, plan.cores) };
     // Kernels that are compiled in a second or two need no display of their own.
     Ok(open_engine(&plan, 1, &Arc::new(dataset), &mut |_| {})?)
 }

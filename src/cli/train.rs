@@ -10,7 +10,8 @@ use clap::Args;
 
 use crate::config::{Kernels, RunConfig};
 use crate::gpu::{AdapterChoice, adapters_for};
-use crate::launch::adapters::{self, Assignment};
+use crate::launch::adapters::{self, Assignment, cores_of_each};
+use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::local::LocalGroup;
 use crate::launch::worker::{DataPlan, FolderPlan, Membership, WorkerPlan, run_worker};
 use crate::train::checkpoint::read_checkpoint;
@@ -56,7 +57,9 @@ pub fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     };
     let mut plan = plan_worker(&arguments.run, &arguments.config, &arguments.output, folder)?;
     plan.adapter = arguments.adapter;
-    plan.cores = cores;
+    plan.cores = cores_of_each(cores, workers);
+    // SAFETY: no thread was started yet. Worker processes inherit the variables.
+    unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
     let interrupt = Interrupt::install();
     let mut display = Display::new(arguments.json);
@@ -139,7 +142,7 @@ fn assign(
     cores: usize,
 ) -> Result<Vec<Assignment>, CommandError> {
     if plan.config.kernels == Kernels::Reference {
-        let alone = Assignment { adapter: None, cores: 1, environment: Vec::new() };
+        let alone = Assignment { adapter: None, cores: 1 };
         return Ok(vec![alone; workers]);
     }
     let choice = plan.adapter.as_deref().map(str::parse::<AdapterChoice>).transpose()?;

@@ -12,6 +12,7 @@ use clap::Args;
 use sha2::{Digest, Sha256};
 
 use crate::launch::LaunchError;
+use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{Membership, peer_addresses, run_worker};
@@ -104,6 +105,8 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     plan.folder = plan.folder.filter(|_| rank == 0);
+    // SAFETY: no thread was started yet.
+    unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
     let interrupt = Interrupt::install();
     let mut display = Display::new(arguments.json);

@@ -10,16 +10,9 @@ pub struct Assignment {
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
     pub cores: usize,
-    /// Variables of the worker's environment.
-    pub environment: Vec<(&'static str, String)>,
 }
 
-/// Gives the workers the chosen adapter, or the best ones in turn; on a software adapter they share
-/// the machine's cores.
-///
-/// Mesa's lavapipe makes a thread a core in each process unless told otherwise, so several workers
-/// would fight: each gets its share of the cores. `LP_NUM_THREADS=0` means that the submitting
-/// thread computes by itself, which saves waking another one for each dispatch.
+/// Gives the workers the chosen adapter, or the best ones in turn, and each its share of the cores.
 pub fn assign(
     adapters: &[AdapterReport],
     choice: Option<&AdapterChoice>,
@@ -32,23 +25,18 @@ pub fn assign(
         None if best.kind == AdapterKind::Software => vec![best],
         None => spread(adapters),
     };
-    let cores = (cores / workers).max(1);
-    let threads = if cores == 1 { 0 } else { cores };
+    let cores = cores_of_each(cores, workers);
     Ok((0..workers)
         .map(|rank| {
             let adapter = candidates[rank % candidates.len()];
-            let software = adapter.kind == AdapterKind::Software;
-            Assignment {
-                adapter: Some(adapter.index.to_string()),
-                cores,
-                environment: if software {
-                    vec![("LP_NUM_THREADS", threads.to_string())]
-                } else {
-                    Vec::new()
-                },
-            }
+            Assignment { adapter: Some(adapter.index.to_string()), cores }
         })
         .collect())
+}
+
+/// The cores of each of several workers on one machine.
+pub fn cores_of_each(cores: usize, workers: usize) -> usize {
+    (cores / workers).max(1)
 }
 
 #[cfg(test)]
@@ -90,16 +78,13 @@ mod tests {
         ];
         let assignments = assign(&adapters, None, 3, 8).unwrap();
         assert_eq!(indices(&assignments), ["0", "1", "0"]);
-        assert!(assignments.iter().all(|a| a.environment.is_empty()));
     }
 
     #[test]
     fn workers_on_a_software_adapter_share_the_cores() {
         let adapters = [adapter(0, AdapterKind::Software)];
-        let assignments = assign(&adapters, None, 2, 8).unwrap();
-        assert_eq!(assignments[1].environment, [("LP_NUM_THREADS", "4".to_owned())]);
-        let assignments = assign(&adapters, None, 7, 2).unwrap();
-        assert_eq!(assignments[6].environment, [("LP_NUM_THREADS", "0".to_owned())]);
+        assert_eq!(assign(&adapters, None, 2, 8).unwrap()[1].cores, 4);
+        assert_eq!(assign(&adapters, None, 7, 2).unwrap()[6].cores, 1);
     }
 
     #[test]

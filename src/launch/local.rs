@@ -89,7 +89,6 @@ impl LocalGroup<'_> {
             let mut command = Command::new(&program);
             command
                 .args(["worker", "--launched"])
-                .envs(assignment.environment.iter().map(|(name, value)| (name, value)))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());

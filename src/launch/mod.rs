@@ -1,6 +1,7 @@
 //! Starting workers: one in this process, several as child processes, or several as threads.
 
 pub mod adapters;
+pub mod driver_environment;
 pub mod local;
 pub mod pipe;
 pub mod threads;

@@ -89,9 +89,10 @@ enum Event {
     Reduced(Vec<u32>),
 }
 
-/// Bytes of vectors and headers that went through the streams.
+/// Bytes of vectors and headers that went through the streams, and the time it took.
 #[derive(Debug, Default)]
 struct Counters {
+    busy_ns: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
 }
@@ -199,7 +200,7 @@ impl RingHandle {
 
     /// The time during which at least one vector was under way.
     pub fn busy(&self) -> Duration {
-        Duration::ZERO
+        Duration::from_nanos(self.traffic.busy_ns.load(Ordering::Relaxed))
     }
 
     /// Finishes what is under way, makes sure that the next neighbour has all of it, and parts.
@@ -395,6 +396,8 @@ struct Driver {
     jobs: VecDeque<Job>,
     /// Jobs begun so far.
     sequence: u64,
+    /// Since when at least one job is under way.
+    busy_since: Option<Instant>,
     /// No more jobs will come.
     closing: bool,
     outgoing: Outgoing,
@@ -459,6 +462,7 @@ impl Driver {
             trainer,
             jobs: VecDeque::new(),
             sequence: 0,
+            busy_since: None,
             closing: false,
             outgoing: Outgoing::default(),
             incoming: Incoming {
@@ -517,6 +521,7 @@ impl Driver {
                 Poll::Ready(Some(Command::Reduce { id, reduction, vector })) => {
                     let header = CollectiveHeader::new(id, reduction, self.sequence);
                     let ring = RingAllReduce::new(self.rank, self.world, reduction);
+                    self.busy_since.get_or_insert_with(Instant::now);
                     self.jobs.push_back(Job { header, ring, vector });
                     self.sequence += 1;
                 }
@@ -642,7 +647,18 @@ impl Driver {
             debug_assert!(job.ring.is_finished());
             self.outgoing.job -= 1;
             self.incoming.job -= 1;
+            if self.jobs.is_empty() {
+                self.count_busy();
+            }
             self.trainer.tell(Ok(Event::Reduced(job.vector)));
+        }
+    }
+
+    /// Nothing is under way any more: adds the time since something was.
+    fn count_busy(&mut self) {
+        if let Some(since) = self.busy_since.take() {
+            let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.trainer.traffic.busy_ns.fetch_add(nanos, Ordering::Relaxed);
         }
     }
 
@@ -652,7 +668,7 @@ impl Driver {
     }
 
     fn poll_stall(&mut self, cx: &mut Context<'_>) {
-        let Counters { sent, received } = &*self.trainer.traffic;
+        let Counters { busy_ns: _, sent, received } = &*self.trainer.traffic;
         let bytes = sent.load(Ordering::Relaxed) + received.load(Ordering::Relaxed);
         let position = (self.sequence, bytes);
         let Some(stalled_for) = self.stall.poll(cx, position) else { return };
