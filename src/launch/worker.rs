@@ -71,12 +71,16 @@ pub struct FolderPlan {
     pub checkpoint_every: Option<u64>,
 }
 
+/// Joins the other workers, given the digest of the configuration and the data.
+pub type Connect<'a> =
+    Box<dyn FnOnce([u8; 32]) -> Result<Box<dyn Collective>, LaunchError> + Send + 'a>;
+
 /// A worker's place among the others, once the data is there and the digest known.
 pub struct Membership<'a> {
     pub rank: usize,
     pub workers: usize,
     /// Joins the others; runs beside the engine's start.
-    pub connect: Box<dyn FnOnce([u8; 32]) -> Result<Box<dyn Collective>, LaunchError> + Send + 'a>,
+    pub connect: Connect<'a>,
     /// A description of each member, by rank.
     pub members: Vec<String>,
 }
