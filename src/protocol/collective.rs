@@ -34,6 +34,15 @@ impl Reduction {
     }
 }
 
+/// What only a peer that breaks the protocol can cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamFault {
+    #[error("{surplus} words beyond the end of the collective")]
+    Surplus { surplus: usize },
+    #[error("a result that it cannot know yet, {early} words before this worker's share was sent")]
+    Early { early: usize },
+}
+
 /// Which collective a vector belongs to. Every vector message carries it, so that workers out of
 /// step are found at once and by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use super::collective::Reduction;
+use super::collective::{Reduction, StreamFault};
 
 /// One worker's part in one ring all-reduce, without the vector itself and without IO.
 ///
@@ -45,15 +45,6 @@ struct Cursor {
     ring_step: usize,
     /// Words before this position within the ring step's shard.
     offset: usize,
-}
-
-/// What only a previous neighbour that breaks the protocol can cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RingFault {
-    #[error("{surplus} words beyond the end of the collective")]
-    Surplus { surplus: usize },
-    #[error("a result that it cannot know yet, {early} words before this worker's share was sent")]
-    Early { early: usize },
 }
 
 impl RingAllReduce {
@@ -86,10 +77,10 @@ impl RingAllReduce {
     ///
     /// # Panics
     /// If the vector's length is not the reduction's.
-    pub fn receive(&mut self, vector: &mut [u32], mut words: &[u32]) -> Result<(), RingFault> {
+    pub fn receive(&mut self, vector: &mut [u32], mut words: &[u32]) -> Result<(), StreamFault> {
         assert_eq!(vector.len(), self.reduction.words(), "the vector is the reduction's");
         if words.len() > self.words_to_receive() {
-            return Err(RingFault::Surplus { surplus: words.len() - self.words_to_receive() });
+            return Err(StreamFault::Surplus { surplus: words.len() - self.words_to_receive() });
         }
         // In the all-gather the shards arrive in the order in which this worker sent its own
         // contributions to them. A result includes that contribution, so it cannot be here before
@@ -97,7 +88,7 @@ impl RingAllReduce {
         let reduced_words = self.reduction.words() - self.shard(self.rank).len();
         let results = (self.incoming.words + words.len()).saturating_sub(reduced_words);
         if results > self.outgoing.words {
-            return Err(RingFault::Early { early: results - self.outgoing.words });
+            return Err(StreamFault::Early { early: results - self.outgoing.words });
         }
         while !words.is_empty() {
             let ring_step = self.incoming.ring_step;
@@ -352,11 +343,11 @@ mod tests {
         let mut ring = RingAllReduce::new(0, 2, reduction);
         let mut vector = vec![1; 4];
         ring.sent(2);
-        assert_eq!(ring.receive(&mut vector, &[0; 5]), Err(RingFault::Surplus { surplus: 1 }));
+        assert_eq!(ring.receive(&mut vector, &[0; 5]), Err(StreamFault::Surplus { surplus: 1 }));
         assert_eq!(vector, [1; 4]);
         let mut alone = RingAllReduce::new(0, 1, reduction);
         assert!(alone.is_finished());
-        assert_eq!(alone.receive(&mut vector, &[0]), Err(RingFault::Surplus { surplus: 1 }));
+        assert_eq!(alone.receive(&mut vector, &[0]), Err(StreamFault::Surplus { surplus: 1 }));
     }
 
     #[test]
@@ -366,7 +357,7 @@ mod tests {
         let mut vector = vec![1; 4];
         ring.sent(1);
         ring.receive(&mut vector, &[5, 5]).expect("the neighbour's shard");
-        assert_eq!(ring.receive(&mut vector, &[7, 7]), Err(RingFault::Early { early: 1 }));
+        assert_eq!(ring.receive(&mut vector, &[7, 7]), Err(StreamFault::Early { early: 1 }));
         assert_eq!(vector, [1, 1, 6, 6]);
         ring.receive(&mut vector, &[7]).expect("the word that was sent");
         assert_eq!(vector, [7, 1, 6, 6]);
