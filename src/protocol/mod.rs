@@ -1,5 +1,9 @@
 //! Decisions without IO: no sockets, no clocks, no threads, no GPU.
 
 pub mod collective;
+pub mod cost_model;
+pub mod direct;
+pub mod exchange;
+pub mod halving_doubling;
 pub mod message;
 pub mod ring;
