@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::GpuError;
 use super::device::{AdapterChoice, AdapterReport};
+use super::lane::LaneSet;
 use super::portable::PortableSet;
 use crate::config::Kernels;
 use crate::data::dataset::Dataset;
@@ -21,6 +22,8 @@ pub struct EngineSettings {
     pub dataset: Arc<Dataset>,
     /// Samples of a step that memory is reserved for; a larger step makes the buffers grow.
     pub samples_per_step: usize,
+    /// Cores that the lane set computes on: a device for each. Other sets take no notice.
+    pub cores: usize,
     pub sums: Sums,
 }
 
@@ -96,6 +99,7 @@ impl Engine {
         let train_samples = settings.dataset.train.labels.len();
         let test_samples = settings.dataset.test.labels.len();
         let set: Box<dyn KernelSet> = match settings.kernels {
+            Kernels::Lane => Box::new(LaneSet::open(&settings, progress)?),
             Kernels::Auto | Kernels::Portable => Box::new(PortableSet::open(&settings, progress)?),
             Kernels::Reference => {
                 return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });

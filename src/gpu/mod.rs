@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod engine;
+mod lane;
 mod portable;
 
 pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, list_adapters};
