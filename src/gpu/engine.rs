@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::GpuError;
-use super::device::{AdapterChoice, AdapterReport};
-use super::lane::LaneSet;
+use super::device::{AdapterChoice, AdapterReport, Gpu};
+use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
 use crate::config::Kernels;
 use crate::data::dataset::Dataset;
@@ -99,7 +99,10 @@ impl Engine {
         let train_samples = settings.dataset.train.labels.len();
         let test_samples = settings.dataset.test.labels.len();
         let set: Box<dyn KernelSet> = match settings.kernels {
-            Kernels::Lane => Box::new(LaneSet::open(&settings, progress)?),
+            Kernels::Lane => {
+                let gpu = Gpu::open(&settings.adapter, lane::FEATURES)?;
+                Box::new(LaneSet::open(gpu, &settings, progress)?)
+            }
             Kernels::Auto | Kernels::Portable => Box::new(PortableSet::open(&settings, progress)?),
             Kernels::Reference => {
                 return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });

@@ -1,27 +1,20 @@
-//! One device of the lane set: its copy of the images, its kernels, and the commands of a step.
+//! One device of the lane set: its kernels and the commands of a step.
 
 use std::ops::Range;
 
-use super::kernels::{DENSE_TILES, Kernel, Sources, Variant};
+use super::kernels::{Kernel, Sources};
 use super::layout::{
     CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA_FIRST, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
-    DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS, PLACES,
+    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
 };
+use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
-use crate::data::dataset::{Dataset, ImageSet};
-use crate::model::layers::{IMAGE_PIXELS, IMAGE_SIDE, ModelKind};
 use crate::model::layout::SCALE_COUNT;
 use crate::numerics::fixed_point::FixedPoint;
 
 /// A lane without a sample.
 const NO_SAMPLE: u32 = u32::MAX;
-/// Texels of an image with its border: 8x8 blocks of 4x4 pixels.
-const IMAGE_TEXELS: u32 = 64;
-/// Vectors of four values that a texel of rgba32 holds.
-const TEXEL_BYTES: u64 = 16;
-/// Sizes of a copy's rows are multiples of this.
-const _: () = assert!(LANES as u64 * TEXEL_BYTES == wgpu::COPY_BYTES_PER_ROW_ALIGNMENT as u64);
 
 /// The words that a dense submission leaves, in vectors of four: sums, maxima, statistics.
 pub(super) struct DenseResult<'a> {
@@ -31,113 +24,98 @@ pub(super) struct DenseResult<'a> {
     pub statistics: &'a [[u32; 4]],
 }
 
-/// Activations or gradients: kernels write a buffer, which is copied to a texture, which kernels
-/// read. On lavapipe a texel is read in a tenth of the time that a vector of a buffer takes.
-struct Plane {
-    buffer: wgpu::Buffer,
-    texture: wgpu::Texture,
-    view: wgpu::TextureView,
-    columns: u32,
-    rows_per_tile: u32,
+/// A kernel bound to what it reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Conv1Forward,
+    Conv2Forward,
+    Dense1Forward,
+    Dense2Forward,
+    Head,
+    Dense3BackwardInput,
+    Dense2BackwardInput,
+    Dense1BackwardInput,
+    Dense3BackwardWeights,
+    Dense2BackwardWeights,
+    Dense1BackwardWeights,
+    Conv2BackwardInput,
+    Conv2BackwardWeights,
+    Conv1BackwardWeights,
+    Conv2SumTiles,
+    Conv1SumTiles,
 }
 
-impl Plane {
-    fn new(
-        gpu: &Gpu,
-        label: &'static str,
-        format: wgpu::TextureFormat,
-        texels_per_row: usize,
-        rows_per_tile: usize,
-        tiles: u32,
-    ) -> Plane {
-        let columns = (texels_per_row * LANES) as u32;
-        let rows = rows_per_tile as u32 * tiles;
-        let buffer = gpu.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some(label),
-            size: u64::from(columns) * u64::from(rows) * TEXEL_BYTES,
-            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
-        let texture = texture(gpu, label, format, columns, rows);
-        let view = texture.create_view(&wgpu::TextureViewDescriptor::default());
-        Plane { buffer, texture, view, columns, rows_per_tile: rows_per_tile as u32 }
+impl Stage {
+    const COUNT: usize = Stage::Conv1SumTiles as usize + 1;
+
+    /// The stages of a kernel.
+    const fn of(kernel: Kernel) -> &'static [Stage] {
+        match kernel {
+            Kernel::Conv1Forward => &[Stage::Conv1Forward],
+            Kernel::Conv2Forward => &[Stage::Conv2Forward],
+            Kernel::DenseForward => &[Stage::Dense1Forward, Stage::Dense2Forward],
+            Kernel::Head => &[Stage::Head],
+            Kernel::DenseBackwardInput => &[
+                Stage::Dense1BackwardInput,
+                Stage::Dense2BackwardInput,
+                Stage::Dense3BackwardInput,
+            ],
+            Kernel::DenseBackwardWeights => &[
+                Stage::Dense1BackwardWeights,
+                Stage::Dense2BackwardWeights,
+                Stage::Dense3BackwardWeights,
+            ],
+            Kernel::Conv2BackwardInput => &[Stage::Conv2BackwardInput],
+            Kernel::Conv2BackwardWeights => &[Stage::Conv2BackwardWeights],
+            Kernel::Conv1BackwardWeights => &[Stage::Conv1BackwardWeights],
+            Kernel::Conv2SumTiles => &[Stage::Conv2SumTiles],
+            Kernel::Conv1SumTiles => &[Stage::Conv1SumTiles],
+        }
     }
 
-    fn copy(&self, encoder: &mut wgpu::CommandEncoder, tiles: u32) {
-        encoder.copy_buffer_to_texture(
-            wgpu::TexelCopyBufferInfo {
-                buffer: &self.buffer,
-                layout: wgpu::TexelCopyBufferLayout {
-                    offset: 0,
-                    bytes_per_row: Some(self.columns * TEXEL_BYTES as u32),
-                    rows_per_image: None,
-                },
-            },
-            self.texture.as_image_copy(),
-            wgpu::Extent3d {
-                width: self.columns,
-                height: self.rows_per_tile * tiles,
-                depth_or_array_layers: 1,
-            },
-        );
+    /// Workgroups for so many tiles.
+    fn groups(self, tiles: u32) -> (u32, u32) {
+        let dense_tiles = tiles.div_ceil(DENSE_TILES as u32);
+        let weights = |shape: &DenseShape| {
+            let [inputs, outputs] = shape.weight_groups();
+            (inputs as u32, outputs as u32)
+        };
+        match self {
+            Stage::Conv1Forward => (49, tiles),
+            Stage::Conv2Forward => (20, tiles),
+            Stage::Dense1Forward => (DENSE1.forward_groups() as u32, dense_tiles),
+            Stage::Dense2Forward => (DENSE2.forward_groups() as u32, dense_tiles),
+            Stage::Head => (tiles, 1),
+            Stage::Dense1BackwardInput => (DENSE1.backward_groups() as u32, dense_tiles),
+            Stage::Dense2BackwardInput => (DENSE2.backward_groups() as u32, dense_tiles),
+            Stage::Dense3BackwardInput => (DENSE3.backward_groups() as u32, dense_tiles),
+            Stage::Dense1BackwardWeights => weights(&DENSE1),
+            Stage::Dense2BackwardWeights => weights(&DENSE2),
+            Stage::Dense3BackwardWeights => weights(&DENSE3),
+            Stage::Conv2BackwardInput => (14, tiles),
+            Stage::Conv2BackwardWeights => (CONV2_UNITS as u32, tiles),
+            Stage::Conv1BackwardWeights => (CONV1_UNITS as u32, tiles),
+            Stage::Conv2SumTiles => ((CONV1_MAXIMA_FIRST / LANES) as u32, 1),
+            Stage::Conv1SumTiles => (((CONV_MAXIMA - CONV1_MAXIMA_FIRST) / LANES) as u32, 1),
+        }
     }
 }
 
-/// What does not depend on how many tiles there is room for.
-struct Fixed {
-    images: wgpu::TextureView,
-    labels: wgpu::Buffer,
-    normalization: wgpu::Buffer,
-    scales: wgpu::Buffer,
-    tiles: wgpu::Buffer,
-    parameters: wgpu::Texture,
-    parameters_view: wgpu::TextureView,
-    dense_sums: wgpu::Buffer,
-    dense_maxima: wgpu::Buffer,
-    conv_sums: wgpu::Buffer,
-    conv_maxima: wgpu::Buffer,
-    conv_readback: wgpu::Buffer,
-}
-
-/// What does.
-struct Room {
-    tiles: u32,
-    samples: wgpu::Buffer,
-    pooled1: Plane,
-    slopes1: Plane,
-    pooled2: Plane,
-    slopes2: Plane,
-    hidden1: Plane,
-    hidden2: Plane,
-    d_logits: Plane,
-    d_hidden2: Plane,
-    d_hidden1: Plane,
-    d_pooled2: Plane,
-    d_pooled1: Plane,
-    partials2: Plane,
-    partials1: Plane,
-    logits: wgpu::Buffer,
-    statistics: wgpu::Buffer,
-    dense_readback: wgpu::Buffer,
-    logits_readback: wgpu::Buffer,
-}
-
-struct Pipeline {
+struct BoundStage {
     pipeline: wgpu::ComputePipeline,
     bindings: wgpu::BindGroup,
 }
 
 pub(super) struct Instance {
     gpu: Gpu,
-    variant: Variant,
     fixed: Fixed,
     room: Room,
-    /// In the order of [`Kernel::ALL`].
-    pipelines: Vec<Pipeline>,
-    sample_words: Vec<u32>,
+    /// By [`Stage`]; all are there once every kernel is compiled.
+    stages: [Option<BoundStage>; Stage::COUNT],
     /// Samples of the submission and the tiles that they fill.
     samples: usize,
     tiles: u32,
+    sample_words: Vec<u32>,
     train_samples: u32,
     /// The submissions under way: the fully connected layers' sums or logits, the convolutions'.
     dense: Option<wgpu::SubmissionIndex>,
@@ -145,43 +123,50 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    pub fn open(gpu: Gpu, variant: Variant, dataset: &Dataset, tiles: u32) -> Result<Instance, GpuError> {
-        let fixed = Fixed::new(&gpu, variant, dataset)?;
-        let room = Room::new(&gpu, variant.model, tiles);
-        let train_samples = dataset.train.labels.len() as u32;
-        let sources = Sources::new(variant);
-        let mut instance = Instance {
+    /// A device with its resources; `train_samples` images of the training set come before the
+    /// test set's. Every kernel must be compiled before the first step.
+    pub fn new(gpu: Gpu, fixed: Fixed, room: Room, train_samples: u32) -> Instance {
+        Instance {
             gpu,
-            variant,
             fixed,
             room,
-            pipelines: Vec::new(),
-            sample_words: Vec::new(),
+            stages: [const { None }; Stage::COUNT],
             samples: 0,
             tiles: 0,
+            sample_words: Vec::new(),
             train_samples,
             dense: None,
             conv: None,
-        };
-        for kernel in Kernel::ALL {
-            let module = instance.gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                label: Some(kernel.name()),
-                source: wgpu::ShaderSource::Wgsl(sources.wgsl(kernel).into()),
-            });
-            let pipeline =
-                instance.gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                    label: Some(kernel.name()),
-                    layout: None,
-                    module: &module,
-                    entry_point: Some("main"),
-                    compilation_options: wgpu::PipelineCompilationOptions::default(),
-                    cache: None,
-                });
-            instance.gpu.check()?;
-            let bindings = instance.bindings(kernel, &pipeline);
-            instance.pipelines.push(Pipeline { pipeline, bindings });
         }
-        Ok(instance)
+    }
+
+    /// Makes a kernel's pipeline and runs one workgroup of it: only then does lavapipe compile it.
+    pub fn compile(&mut self, kernel: Kernel, sources: &Sources) -> Result<(), GpuError> {
+        let module = self.gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(kernel.name()),
+            source: wgpu::ShaderSource::Wgsl(sources.wgsl(kernel).into()),
+        });
+        let pipeline = self.gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(kernel.name()),
+            layout: None,
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        self.gpu.check()?;
+        for &stage in Stage::of(kernel) {
+            let bindings = self.bindings(stage, &pipeline);
+            self.stages[stage as usize] = Some(BoundStage { pipeline: pipeline.clone(), bindings });
+        }
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        self.dispatch(
+            &mut encoder.begin_compute_pass(&Default::default()),
+            Stage::of(kernel)[0],
+            (1, 1),
+        );
+        let submission = self.gpu.queue.submit([encoder.finish()]);
+        self.gpu.wait(Some(submission))
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -205,9 +190,7 @@ impl Instance {
         self.encode_dense_backward(&mut encoder);
         self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
         let statistics = u64::from(self.tiles) * LANES as u64;
-        self.room
-            .dense_readback
-            .map_async(wgpu::MapMode::Read, ..dense_bytes(statistics), |_| {});
+        self.room.dense_readback.map_async(wgpu::MapMode::Read, ..dense_bytes(statistics), |_| {});
 
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         self.encode_conv_backward(&mut encoder);
@@ -261,10 +244,7 @@ impl Instance {
 
     /// Waits for the logits, if any are under way, and hands them to `read`: (tile, three quads,
     /// lane), and the number of samples.
-    pub fn finish_logits(
-        &mut self,
-        read: impl FnOnce(&[[f32; 4]], usize),
-    ) -> Result<(), GpuError> {
+    pub fn finish_logits(&mut self, read: impl FnOnce(&[[f32; 4]], usize)) -> Result<(), GpuError> {
         let Some(submission) = self.dense.take() else { return Ok(()) };
         self.gpu.wait(Some(submission))?;
         {
@@ -281,7 +261,7 @@ impl Instance {
         self.tiles = self.samples.div_ceil(LANES) as u32;
         assert!(self.tiles <= self.room.tiles, "the caller keeps to tiles_max");
         // The fully connected kernels take several tiles at once: those behind the last are empty.
-        let tiles = self.tiles.next_multiple_of(DENSE_TILES);
+        let tiles = self.tiles.next_multiple_of(DENSE_TILES as u32);
         self.sample_words.clear();
         self.sample_words.extend(samples);
         self.sample_words.resize(tiles as usize * LANES, NO_SAMPLE);
@@ -303,46 +283,28 @@ impl Instance {
     fn encode_forward(&self, encoder: &mut wgpu::CommandEncoder) {
         let Room { pooled1, slopes1, pooled2, slopes2, hidden1, hidden2, .. } = &self.room;
         let tiles = self.tiles;
-        let pairs = tiles.div_ceil(DENSE_TILES);
-        self.dispatch(encoder, &[(Kernel::Conv1Forward, 49, tiles)]);
+        self.run(encoder, &[Stage::Conv1Forward]);
         pooled1.copy(encoder, tiles);
         slopes1.copy(encoder, tiles);
-        self.dispatch(encoder, &[(Kernel::Conv2Forward, 20, tiles)]);
+        self.run(encoder, &[Stage::Conv2Forward]);
         pooled2.copy(encoder, tiles);
         slopes2.copy(encoder, tiles);
-        self.dispatch(encoder, &[(Kernel::Dense1Forward, forward_groups(&DENSE1), pairs)]);
+        self.run(encoder, &[Stage::Dense1Forward]);
         hidden1.copy(encoder, tiles);
-        self.dispatch(encoder, &[(Kernel::Dense2Forward, forward_groups(&DENSE2), pairs)]);
+        self.run(encoder, &[Stage::Dense2Forward]);
         hidden2.copy(encoder, tiles);
-        self.dispatch(encoder, &[(Kernel::Head, tiles, 1)]);
+        self.run(encoder, &[Stage::Head]);
     }
 
     fn encode_dense_backward(&self, encoder: &mut wgpu::CommandEncoder) {
         let Room { d_logits, d_hidden2, d_hidden1, statistics, dense_readback, .. } = &self.room;
         let tiles = self.tiles;
-        let pairs = tiles.div_ceil(DENSE_TILES);
-        let weights = |kernel, shape: &DenseShape| {
-            let groups = shape.output_quads() / shape.weight_quads;
-            (kernel, shape.weight_groups() as u32, groups as u32)
-        };
         d_logits.copy(encoder, tiles);
-        self.dispatch(
-            encoder,
-            &[
-                (Kernel::Dense3BackwardInput, backward_groups(&DENSE3), pairs),
-                weights(Kernel::Dense3BackwardWeights, &DENSE3),
-            ],
-        );
+        self.run(encoder, &[Stage::Dense3BackwardInput, Stage::Dense3BackwardWeights]);
         d_hidden2.copy(encoder, tiles);
-        self.dispatch(
-            encoder,
-            &[
-                (Kernel::Dense2BackwardInput, backward_groups(&DENSE2), pairs),
-                weights(Kernel::Dense2BackwardWeights, &DENSE2),
-            ],
-        );
+        self.run(encoder, &[Stage::Dense2BackwardInput, Stage::Dense2BackwardWeights]);
         d_hidden1.copy(encoder, tiles);
-        self.dispatch(encoder, &[weights(Kernel::Dense1BackwardWeights, &DENSE1)]);
+        self.run(encoder, &[Stage::Dense1BackwardWeights]);
 
         let parts = [
             (&self.fixed.dense_sums, DENSE_SUMS as u64 * TEXEL_BYTES),
@@ -355,28 +317,14 @@ impl Instance {
     fn encode_conv_backward(&self, encoder: &mut wgpu::CommandEncoder) {
         let Room { d_pooled2, d_pooled1, partials2, partials1, .. } = &self.room;
         let tiles = self.tiles;
-        let pairs = tiles.div_ceil(DENSE_TILES);
-        self.dispatch(encoder, &[(Kernel::Dense1BackwardInput, backward_groups(&DENSE1), pairs)]);
+        self.run(encoder, &[Stage::Dense1BackwardInput]);
         d_pooled2.copy(encoder, tiles);
-        self.dispatch(
-            encoder,
-            &[
-                (Kernel::Conv2BackwardInput, 14, tiles),
-                (Kernel::Conv2BackwardWeights, CONV2_UNITS as u32, tiles),
-            ],
-        );
+        self.run(encoder, &[Stage::Conv2BackwardInput, Stage::Conv2BackwardWeights]);
         d_pooled1.copy(encoder, tiles);
         partials2.copy(encoder, tiles);
-        self.dispatch(
-            encoder,
-            &[
-                (Kernel::Conv1BackwardWeights, CONV1_UNITS as u32, tiles),
-                (Kernel::Conv2SumTiles, CONV1_MAXIMA_FIRST as u32 / LANES as u32, 1),
-            ],
-        );
+        self.run(encoder, &[Stage::Conv1BackwardWeights, Stage::Conv2SumTiles]);
         partials1.copy(encoder, tiles);
-        let groups = (CONV_MAXIMA - CONV1_MAXIMA_FIRST) / LANES;
-        self.dispatch(encoder, &[(Kernel::Conv1SumTiles, groups as u32, 1)]);
+        self.run(encoder, &[Stage::Conv1SumTiles]);
 
         let parts = [
             (&self.fixed.conv_sums, CONV_SUMS as u64 * TEXEL_BYTES),
@@ -385,122 +333,125 @@ impl Instance {
         gather(encoder, &parts, &self.fixed.conv_readback);
     }
 
-    /// One pass: kernels that do not depend on each other, with their workgroups.
-    fn dispatch(&self, encoder: &mut wgpu::CommandEncoder, kernels: &[(Kernel, u32, u32)]) {
+    /// One pass: stages that do not depend on each other.
+    fn run(&self, encoder: &mut wgpu::CommandEncoder, stages: &[Stage]) {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        for &(kernel, x, y) in kernels {
-            let Pipeline { pipeline, bindings } = &self.pipelines[kernel as usize];
-            pass.set_pipeline(pipeline);
-            pass.set_bind_group(0, bindings, &[]);
-            pass.dispatch_workgroups(x, y, 1);
+        for &stage in stages {
+            self.dispatch(&mut pass, stage, stage.groups(self.tiles));
         }
     }
 
-    /// The kernel's resources, in the order of its bindings.
-    fn bindings(&self, kernel: Kernel, pipeline: &wgpu::ComputePipeline) -> wgpu::BindGroup {
+    fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, stage: Stage, (x, y): (u32, u32)) {
+        let BoundStage { pipeline, bindings } =
+            self.stages[stage as usize].as_ref().expect("every kernel is compiled at the start");
+        pass.set_pipeline(pipeline);
+        pass.set_bind_group(0, bindings, &[]);
+        pass.dispatch_workgroups(x, y, 1);
+    }
+
+    /// The stage's resources, in the order of its bindings.
+    fn bindings(&self, stage: Stage, pipeline: &wgpu::ComputePipeline) -> wgpu::BindGroup {
         let (fixed, room) = (&self.fixed, &self.room);
         let buffer = wgpu::Buffer::as_entire_binding;
-        fn read(plane: &Plane) -> wgpu::BindingResource<'_> {
-            wgpu::BindingResource::TextureView(&plane.view)
-        }
-        fn written(plane: &Plane) -> wgpu::BindingResource<'_> {
-            plane.buffer.as_entire_binding()
-        }
-        let samples = buffer(&room.samples);
-        let images = wgpu::BindingResource::TextureView(&fixed.images);
         let parameters = wgpu::BindingResource::TextureView(&fixed.parameters_view);
+        let images = wgpu::BindingResource::TextureView(&fixed.images);
+        let samples = buffer(&room.samples);
         let normalization = buffer(&fixed.normalization);
         let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
-        let dense_weights = |inputs, d_outputs| {
-            let (sums, maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
-            vec![buffer(&fixed.scales), buffer(&fixed.tiles), inputs, d_outputs, sums, maxima]
-        };
-        let resources = match kernel {
-            Kernel::Conv1Forward => vec![
+        let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
+        let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
+        let (conv_sums, conv_maxima) = (buffer(&fixed.conv_sums), buffer(&fixed.conv_maxima));
+        let resources = match stage {
+            Stage::Conv1Forward => vec![
                 samples,
                 images,
                 normalization,
                 parameters,
-                written(&room.pooled1),
-                written(&room.slopes1),
+                room.pooled1.written(),
+                room.slopes1.written(),
             ],
-            Kernel::Conv2Forward => vec![
+            Stage::Conv2Forward => vec![
                 parameters,
-                read(&room.pooled1),
-                written(&room.pooled2),
-                written(&room.slopes2),
+                room.pooled1.read(),
+                room.pooled2.written(),
+                room.slopes2.written(),
             ],
-            Kernel::Dense1Forward => {
-                vec![parameters, read(&room.pooled2), written(&room.hidden1)]
+            Stage::Dense1Forward => {
+                vec![parameters, dense1, room.pooled2.read(), room.hidden1.written()]
             }
-            Kernel::Dense2Forward => {
-                vec![parameters, read(&room.hidden1), written(&room.hidden2)]
+            Stage::Dense2Forward => {
+                vec![parameters, dense2, room.hidden1.read(), room.hidden2.written()]
             }
-            Kernel::Head => vec![
+            Stage::Head => vec![
                 samples,
                 buffer(&fixed.labels),
                 scales,
                 parameters,
-                read(&room.hidden2),
+                dense3,
+                room.hidden2.read(),
                 buffer(&room.logits),
-                written(&room.d_logits),
+                room.d_logits.written(),
                 buffer(&room.statistics),
             ],
-            Kernel::Dense3BackwardInput => vec![
+            Stage::Dense3BackwardInput => vec![
                 parameters,
-                read(&room.d_logits),
-                written(&room.d_hidden2),
-                read(&room.hidden2),
+                dense3,
+                room.hidden2.read(),
+                room.d_logits.read(),
+                room.d_hidden2.written(),
             ],
-            Kernel::Dense2BackwardInput => vec![
+            Stage::Dense2BackwardInput => vec![
                 parameters,
-                read(&room.d_hidden2),
-                written(&room.d_hidden1),
-                read(&room.hidden1),
+                dense2,
+                room.hidden1.read(),
+                room.d_hidden2.read(),
+                room.d_hidden1.written(),
             ],
-            Kernel::Dense1BackwardInput => {
-                vec![parameters, read(&room.d_hidden1), written(&room.d_pooled2)]
-            }
-            Kernel::Dense3BackwardWeights => {
-                dense_weights(read(&room.hidden2), read(&room.d_logits))
-            }
-            Kernel::Dense2BackwardWeights => {
-                dense_weights(read(&room.hidden1), read(&room.d_hidden2))
-            }
-            Kernel::Dense1BackwardWeights => {
-                dense_weights(read(&room.pooled2), read(&room.d_hidden1))
-            }
-            Kernel::Conv2BackwardInput => vec![
+            Stage::Dense1BackwardInput => vec![
                 parameters,
-                read(&room.d_pooled2),
-                read(&room.slopes2),
-                written(&room.d_pooled1),
+                dense1,
+                room.pooled2.read(),
+                room.d_hidden1.read(),
+                room.d_pooled2.written(),
             ],
-            Kernel::Conv2BackwardWeights => vec![
-                read(&room.pooled1),
-                read(&room.d_pooled2),
-                read(&room.slopes2),
-                written(&room.partials2),
+            Stage::Dense3BackwardWeights => {
+                let (inputs, d_outputs) = (room.hidden2.read(), room.d_logits.read());
+                vec![scales, dense3, tiles, inputs, d_outputs, dense_sums, dense_maxima]
+            }
+            Stage::Dense2BackwardWeights => {
+                let (inputs, d_outputs) = (room.hidden1.read(), room.d_hidden2.read());
+                vec![scales, dense2, tiles, inputs, d_outputs, dense_sums, dense_maxima]
+            }
+            Stage::Dense1BackwardWeights => {
+                let (inputs, d_outputs) = (room.pooled2.read(), room.d_hidden1.read());
+                vec![scales, dense1, tiles, inputs, d_outputs, dense_sums, dense_maxima]
+            }
+            Stage::Conv2BackwardInput => vec![
+                parameters,
+                room.d_pooled2.read(),
+                room.slopes2.read(),
+                room.d_pooled1.written(),
             ],
-            Kernel::Conv1BackwardWeights => vec![
+            Stage::Conv2BackwardWeights => vec![
+                room.pooled1.read(),
+                room.d_pooled2.read(),
+                room.slopes2.read(),
+                room.partials2.written(),
+            ],
+            Stage::Conv1BackwardWeights => vec![
                 samples,
                 images,
                 normalization,
-                read(&room.d_pooled1),
-                read(&room.slopes1),
-                written(&room.partials1),
+                room.d_pooled1.read(),
+                room.slopes1.read(),
+                room.partials1.written(),
             ],
-            Kernel::Conv2SumTiles | Kernel::Conv1SumTiles => vec![
-                scales,
-                tiles,
-                read(if kernel == Kernel::Conv2SumTiles {
-                    &room.partials2
-                } else {
-                    &room.partials1
-                }),
-                buffer(&fixed.conv_sums),
-                buffer(&fixed.conv_maxima),
-            ],
+            Stage::Conv2SumTiles => {
+                vec![scales, tiles, room.partials2.read(), conv_sums, conv_maxima]
+            }
+            Stage::Conv1SumTiles => {
+                vec![scales, tiles, room.partials1.read(), conv_sums, conv_maxima]
+            }
         };
         let entries: Vec<wgpu::BindGroupEntry<'_>> = resources
             .into_iter()
@@ -508,100 +459,11 @@ impl Instance {
             .map(|(i, resource)| wgpu::BindGroupEntry { binding: i as u32, resource })
             .collect();
         self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(kernel.name()),
+            label: None,
             layout: &pipeline.get_bind_group_layout(0),
             entries: &entries,
         })
     }
-}
-
-impl Fixed {
-    fn new(gpu: &Gpu, variant: Variant, dataset: &Dataset) -> Result<Fixed, GpuError> {
-        let label = "parameters";
-        let (columns, rows) = (PARAMETER_COLUMNS as u32, PARAMETER_ROWS as u32);
-        let parameters = texture(gpu, label, wgpu::TextureFormat::Rgba32Float, columns, rows);
-        let parameters_view = parameters.create_view(&wgpu::TextureViewDescriptor::default());
-        let normalization = [dataset.normalization.scale, dataset.normalization.offset];
-        let sets = [&dataset.train, &dataset.test];
-        let labels: Vec<u32> =
-            sets.iter().flat_map(|set| &set.labels).map(|&label| u32::from(label)).collect();
-        let conv_bytes = CONV_SUMS as u64 * TEXEL_BYTES + CONV_MAXIMA as u64 * 4;
-        Ok(Fixed {
-            images: image_texture(gpu, variant, sets)?,
-            labels: filled(gpu, "labels", bytemuck::cast_slice(&labels)),
-            normalization: filled(gpu, "normalization", bytemuck::cast_slice(&normalization)),
-            scales: storage(gpu, "scales", SCALE_COUNT as u64 * 8),
-            tiles: storage(gpu, "tiles", 4),
-            parameters,
-            parameters_view,
-            dense_sums: storage(gpu, "dense sums", DENSE_SUMS as u64 * TEXEL_BYTES),
-            dense_maxima: storage(gpu, "dense maxima", DENSE_MAXIMA as u64 * 4),
-            conv_sums: storage(gpu, "conv sums", CONV_SUMS as u64 * TEXEL_BYTES),
-            conv_maxima: storage(gpu, "conv maxima", CONV_MAXIMA as u64 * 4),
-            conv_readback: readback(gpu, "conv readback", conv_bytes),
-        })
-    }
-}
-
-impl Room {
-    fn new(gpu: &Gpu, model: ModelKind, tiles: u32) -> Room {
-        let tiles = tiles.next_multiple_of(DENSE_TILES);
-        let values = |label, texels_per_row, rows_per_tile| {
-            let format = wgpu::TextureFormat::Rgba32Float;
-            Plane::new(gpu, label, format, texels_per_row, rows_per_tile, tiles)
-        };
-        let (slopes1, slopes2) = match model {
-            ModelKind::LeNet5 => {
-                let codes = |label, texels_per_row| {
-                    let format = wgpu::TextureFormat::Rgba32Uint;
-                    Plane::new(gpu, label, format, texels_per_row, 1, tiles)
-                };
-                (codes("codes 1", 49), codes("codes 2", 20))
-            }
-            ModelKind::LeNet5Classic => {
-                (values("slopes 1", 4 * 49, 6), values("slopes 2", 4 * 100, 1))
-            }
-        };
-        let lanes = u64::from(tiles) * LANES as u64;
-        Room {
-            tiles,
-            samples: storage(gpu, "samples", lanes * 4),
-            pooled1: values("pooled 1", 49, 6),
-            slopes1,
-            pooled2: values("pooled 2", DENSE1.input_quads(), 1),
-            slopes2,
-            hidden1: values("hidden 1", DENSE2.input_quads(), 1),
-            hidden2: values("hidden 2", DENSE3.input_quads(), 1),
-            d_logits: values("d logits", DENSE3.output_quads(), 1),
-            d_hidden2: values("d hidden 2", DENSE2.output_quads(), 1),
-            d_hidden1: values("d hidden 1", DENSE1.output_quads(), 1),
-            d_pooled2: values("d pooled 2", DENSE1.input_quads(), 1),
-            d_pooled1: values("d pooled 1", 49, 6),
-            partials2: values("partials 2", PLACES, CONV2_UNITS),
-            partials1: values("partials 1", PLACES, CONV1_UNITS),
-            logits: storage(gpu, "logits", logits_bytes(tiles)),
-            statistics: storage(gpu, "statistics", lanes * TEXEL_BYTES),
-            dense_readback: readback(gpu, "dense readback", dense_bytes(lanes)),
-            logits_readback: readback(gpu, "logits readback", logits_bytes(tiles)),
-        }
-    }
-}
-
-/// Bytes of a dense submission's result with so many samples' statistics.
-const fn dense_bytes(statistics: u64) -> u64 {
-    (DENSE_SUMS as u64 + statistics) * TEXEL_BYTES + DENSE_MAXIMA as u64 * 4
-}
-
-const fn logits_bytes(tiles: u32) -> u64 {
-    tiles as u64 * (3 * LANES) as u64 * TEXEL_BYTES
-}
-
-const fn forward_groups(shape: &DenseShape) -> u32 {
-    shape.layer.outputs.div_ceil(shape.forward_outputs) as u32
-}
-
-const fn backward_groups(shape: &DenseShape) -> u32 {
-    shape.input_quads().div_ceil(shape.backward_quads) as u32
 }
 
 /// Copies buffers one behind the other.
@@ -614,112 +476,5 @@ fn gather(
     for &(buffer, bytes) in parts {
         encoder.copy_buffer_to_buffer(buffer, 0, target, place, bytes);
         place += bytes;
-    }
-}
-
-fn texture(
-    gpu: &Gpu,
-    label: &str,
-    format: wgpu::TextureFormat,
-    width: u32,
-    height: u32,
-) -> wgpu::Texture {
-    gpu.device.create_texture(&wgpu::TextureDescriptor {
-        label: Some(label),
-        size: wgpu::Extent3d { width, height, depth_or_array_layers: 1 },
-        mip_level_count: 1,
-        sample_count: 1,
-        dimension: wgpu::TextureDimension::D2,
-        format,
-        usage: wgpu::TextureUsages::TEXTURE_BINDING | wgpu::TextureUsages::COPY_DST,
-        view_formats: &[],
-    })
-}
-
-fn storage(gpu: &Gpu, label: &str, bytes: u64) -> wgpu::Buffer {
-    gpu.device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some(label),
-        size: bytes,
-        usage: wgpu::BufferUsages::STORAGE
-            | wgpu::BufferUsages::COPY_SRC
-            | wgpu::BufferUsages::COPY_DST,
-        mapped_at_creation: false,
-    })
-}
-
-fn filled(gpu: &Gpu, label: &str, bytes: &[u8]) -> wgpu::Buffer {
-    let buffer = storage(gpu, label, bytes.len() as u64);
-    gpu.queue.write_buffer(&buffer, 0, bytes);
-    buffer
-}
-
-fn readback(gpu: &Gpu, label: &str, bytes: u64) -> wgpu::Buffer {
-    gpu.device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some(label),
-        size: bytes,
-        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-        mapped_at_creation: false,
-    })
-}
-
-/// Images that fit side by side in a texture of the device.
-pub(super) fn images_per_row(gpu: &Gpu) -> u32 {
-    gpu.device.limits().max_texture_dimension_2d / IMAGE_TEXELS
-}
-
-/// All images, the training set first, each with a border of 2 zero pixels.
-fn image_texture(
-    gpu: &Gpu,
-    variant: Variant,
-    sets: [&ImageSet; 2],
-) -> Result<wgpu::TextureView, GpuError> {
-    let per_row = variant.images_per_row as usize;
-    let count: usize = sets.iter().map(|set| set.labels.len()).sum();
-    let rows = count.div_ceil(per_row).max(1);
-    let row_bytes = per_row * IMAGE_TEXELS as usize * TEXEL_BYTES as usize;
-    let rows_max = gpu.device.limits().max_texture_dimension_2d as usize;
-    if rows > rows_max {
-        return Err(GpuError::DatasetTooLarge {
-            adapter: gpu.report().label(),
-            needed: (rows * row_bytes) as u64,
-            available: (rows_max * row_bytes) as u64,
-            samples: (rows_max * per_row).saturating_sub(sets[1].labels.len()) as u64,
-        });
-    }
-    let (width, height) = (per_row as u32 * IMAGE_TEXELS, rows as u32);
-    let texture = texture(gpu, "images", wgpu::TextureFormat::Rgba32Uint, width, height);
-    let mut images = sets.iter().flat_map(|set| set.pixels.chunks_exact(IMAGE_PIXELS));
-    let mut bytes = vec![0; row_bytes];
-    for row in 0..height {
-        // The border's bytes are never written and stay 0.
-        for texels in bytes.chunks_exact_mut(row_bytes / per_row) {
-            let Some(image) = images.next() else { break };
-            pack_image(image, texels);
-        }
-        gpu.queue.write_texture(
-            wgpu::TexelCopyTextureInfo {
-                origin: wgpu::Origin3d { x: 0, y: row, z: 0 },
-                ..texture.as_image_copy()
-            },
-            &bytes,
-            wgpu::TexelCopyBufferLayout {
-                offset: 0,
-                bytes_per_row: Some(row_bytes as u32),
-                rows_per_image: None,
-            },
-            wgpu::Extent3d { width, height: 1, depth_or_array_layers: 1 },
-        );
-    }
-    Ok(texture.create_view(&wgpu::TextureViewDescriptor::default()))
-}
-
-/// An image as 8x8 texels of 4x4 bytes; the image begins in row and column 2.
-fn pack_image(image: &[u8], texels: &mut [u8]) {
-    for (y, line) in image.chunks_exact(IMAGE_SIDE).enumerate() {
-        for (x, &pixel) in line.iter().enumerate() {
-            let (row, column) = (y + 2, x + 2);
-            let texel = row / 4 * 8 + column / 4;
-            texels[texel * 16 + row % 4 * 4 + column % 4] = pixel;
-        }
     }
 }

@@ -19,7 +19,17 @@ pub(super) const CONV2_UNITS: usize = CONV2.in_channels * CONV2.out_channels / 4
 /// Channel triples of convolution 1: workgroups of its weight gradient.
 pub(super) const CONV1_UNITS: usize = CONV1.out_channels / 3;
 
-/// A fully connected layer cut into workgroups.
+/// Tiles of a workgroup of the fully connected layers' forward and input gradient: a weight that
+/// is read once serves so many samples' sums.
+pub(super) const DENSE_TILES: usize = 2;
+/// Outputs of a workgroup of the forward kernel.
+pub(super) const FORWARD_OUTPUTS: usize = 24;
+/// Input quads of a workgroup of the input's gradient.
+pub(super) const BACKWARD_QUADS: usize = 16;
+/// Output quads of a workgroup of the weights' gradient.
+pub(super) const WEIGHT_QUADS: usize = 6;
+
+/// A fully connected layer as the kernels see it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DenseShape {
     pub layer: Dense,
@@ -27,16 +37,14 @@ pub(super) struct DenseShape {
     pub bias: TensorSpec,
     /// First row of its weights in the parameter texture.
     pub row: usize,
-    /// Outputs of a workgroup of the forward kernel: as many sums as hide the cost of a load.
-    pub forward_outputs: usize,
-    /// Input quads of a workgroup of the input's gradient.
-    pub backward_quads: usize,
-    /// Output quads of a workgroup of the weights' gradient.
-    pub weight_quads: usize,
+    /// Whether its inputs went through the activation function.
+    pub activated: bool,
     /// Place of its first sum among the sums, in vectors of four.
     pub sums_first: usize,
     /// Place of its first maximum among the maxima.
     pub maxima_first: usize,
+    /// Index of the weight's scale; the bias's follows.
+    pub scales_first: usize,
 }
 
 impl DenseShape {
@@ -48,9 +56,33 @@ impl DenseShape {
         self.layer.outputs.div_ceil(4)
     }
 
-    /// Workgroups of the weights' gradient along the inputs; the bias is one quad more.
-    pub const fn weight_groups(&self) -> usize {
-        (self.input_quads() + 1).div_ceil(LANES)
+    /// Workgroups of the forward kernel along the outputs.
+    pub const fn forward_groups(&self) -> usize {
+        self.layer.outputs.div_ceil(FORWARD_OUTPUTS)
+    }
+
+    /// Workgroups of the input's gradient along the inputs.
+    pub const fn backward_groups(&self) -> usize {
+        self.input_quads().div_ceil(BACKWARD_QUADS)
+    }
+
+    /// Workgroups of the weights' gradient along inputs and outputs; the bias is one input quad.
+    pub const fn weight_groups(&self) -> [usize; 2] {
+        [(self.input_quads() + 1).div_ceil(LANES), self.output_quads().div_ceil(WEIGHT_QUADS)]
+    }
+
+    /// What the kernels read as `Layer`.
+    pub fn words(&self) -> [u32; 7] {
+        [
+            self.input_quads(),
+            self.output_quads(),
+            self.row,
+            usize::from(self.activated),
+            self.sums_first,
+            self.maxima_first,
+            self.scales_first,
+        ]
+        .map(|word| word as u32)
     }
 
     const fn sums_end(&self) -> usize {
@@ -58,8 +90,8 @@ impl DenseShape {
     }
 
     const fn maxima_end(&self) -> usize {
-        let groups = self.output_quads() / self.weight_quads * self.weight_groups();
-        self.maxima_first + groups * LANES
+        let [inputs, outputs] = self.weight_groups();
+        self.maxima_first + inputs * outputs * LANES
     }
 }
 
@@ -68,33 +100,30 @@ pub(super) const DENSE1: DenseShape = DenseShape {
     weight: FC1_WEIGHT,
     bias: FC1_BIAS,
     row: 0,
-    forward_outputs: 40,
-    backward_quads: 20,
-    weight_quads: 6,
+    activated: false,
     sums_first: 0,
     maxima_first: 0,
+    scales_first: 4,
 };
 pub(super) const DENSE2: DenseShape = DenseShape {
     layer: FC2,
     weight: FC2_WEIGHT,
     bias: FC2_BIAS,
     row: DENSE1.row + DENSE1.layer.outputs,
-    forward_outputs: 28,
-    backward_quads: 15,
-    weight_quads: 7,
+    activated: true,
     sums_first: DENSE1.sums_end(),
     maxima_first: DENSE1.maxima_end(),
+    scales_first: 6,
 };
 pub(super) const DENSE3: DenseShape = DenseShape {
     layer: FC3,
     weight: FC3_WEIGHT,
     bias: FC3_BIAS,
     row: DENSE2.row + DENSE2.layer.outputs,
-    forward_outputs: FC3.outputs,
-    backward_quads: 21,
-    weight_quads: 3,
+    activated: true,
     sums_first: DENSE2.sums_end(),
     maxima_first: DENSE2.maxima_end(),
+    scales_first: 8,
 };
 const DENSE: [DenseShape; 3] = [DENSE1, DENSE2, DENSE3];
 
@@ -202,7 +231,7 @@ pub(super) fn unpack_dense_sums(sums: &[[u32; 4]], words: &mut [u32]) {
 pub(super) fn unpack_dense_maxima(maxima: &[u32], words: &mut [u32]) {
     for (shape, words) in DENSE.iter().zip(words.chunks_exact_mut(2)) {
         for (i, &maximum) in maxima[shape.maxima_first..shape.maxima_end()].iter().enumerate() {
-            let quad = i % (shape.weight_groups() * LANES);
+            let quad = i % (shape.weight_groups()[0] * LANES);
             match quad.cmp(&shape.input_quads()) {
                 std::cmp::Ordering::Less => words[0] = words[0].max(maximum),
                 std::cmp::Ordering::Equal => words[1] = words[1].max(maximum),

@@ -8,15 +8,18 @@
 mod instance;
 mod kernels;
 mod layout;
+mod resources;
+mod start;
 
 use std::ops::Range;
 
 use self::instance::Instance;
-use self::kernels::Variant;
 use self::layout::{
     CONV_MAXIMA, CONV_SUMS, DENSE_MAXIMA, DENSE_SUMS, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS,
     pack_parameters, unpack_conv_maxima, unpack_conv_sums, unpack_dense_maxima, unpack_dense_sums,
 };
+pub(super) use self::start::FEATURES;
+use self::start::open_devices;
 use super::GpuError;
 use super::device::{AdapterReport, Gpu};
 use super::engine::{EngineSettings, KernelSet, Sums};
@@ -49,23 +52,13 @@ struct Totals {
 
 impl LaneSet {
     pub fn open(
+        gpu: Gpu,
         settings: &EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<LaneSet, GpuError> {
         let cores = settings.cores.max(1);
         let tiles = settings.samples_per_step.div_ceil(LANES).div_ceil(cores).clamp(1, TILES_MAX);
-        let mut instances = Vec::with_capacity(cores);
-        for i in 0..cores {
-            let gpu = Gpu::open(&settings.adapter, wgpu::Features::SUBGROUP)?;
-            let variant = Variant {
-                model: settings.model,
-                sums: settings.sums,
-                subgroup_size: subgroup_size(&gpu),
-                images_per_row: instance::images_per_row(&gpu),
-            };
-            instances.push(Instance::open(gpu, variant, &settings.dataset, tiles as u32)?);
-            progress(i + 1, cores);
-        }
+        let instances = open_devices(gpu, settings, cores, tiles as u32, progress)?;
         Ok(LaneSet {
             split: Split { devices: cores, tiles_max: instances[0].tiles_max() as usize },
             instances,
@@ -237,14 +230,6 @@ impl Split {
         let start = move |device: usize| (tiles * device / self.devices * LANES).min(samples);
         (0..self.devices).map(move |device| start(device)..start(device + 1))
     }
-}
-
-/// The lanes that share values by a broadcast: what every subgroup has, if it divides a tile.
-fn subgroup_size(gpu: &Gpu) -> u32 {
-    let report = gpu.report();
-    let size = report.subgroup_size_min;
-    let fits = size == report.subgroup_size_max && size >= 4 && LANES as u32 % size == 0;
-    if fits && gpu.device.features().contains(wgpu::Features::SUBGROUP) { size } else { 0 }
 }
 
 #[cfg(test)]
