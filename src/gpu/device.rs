@@ -309,6 +309,7 @@ impl Gpu {
             max_storage_buffer_binding_size: offered.max_storage_buffer_binding_size,
             max_storage_buffers_per_shader_stage: needed.max_storage_buffers_per_shader_stage,
             max_compute_workgroup_storage_size: needed.max_compute_workgroup_storage_size,
+            max_uniform_buffer_binding_size: needed.max_uniform_buffer_binding_size,
             ..wgpu::Limits::downlevel_defaults()
         }
         .using_resolution(offered);
@@ -409,6 +410,11 @@ fn check_limits(report: &AdapterReport, offered: &wgpu::Limits) -> Result<(), Gp
             "max_compute_invocations_per_workgroup",
             u64::from(offered.max_compute_invocations_per_workgroup),
             u64::from(needed.max_compute_invocations_per_workgroup),
+        ),
+        (
+            "max_uniform_buffer_binding_size",
+            offered.max_uniform_buffer_binding_size,
+            needed.max_uniform_buffer_binding_size,
         ),
         (
             "max_storage_buffer_binding_size",

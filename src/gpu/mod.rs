@@ -3,7 +3,8 @@
 pub mod device;
 pub mod engine;
 mod lane;
-mod portable;
+pub mod portable;
+pub mod shader;
 
 pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, list_adapters};
 pub use engine::{Engine, EngineSettings, Sums};

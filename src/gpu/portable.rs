@@ -1,14 +1,64 @@
-//! The portable kernel set: looped, workgroup-tiled shaders within WebGPU's default limits.
+//! The portable kernel set: looped, tiled shaders within WebGPU's default limits.
+//!
+//! `shaders/README.md` tells how the kernels divide the work; [`stages`] lists them.
+
+pub mod stages;
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytemuck::Zeroable;
+
+use self::stages::{
+    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, bucket_words,
+    convolution_weights, stages,
+};
 use super::GpuError;
-use super::device::{AdapterReport, Gpu};
-use super::engine::{EngineSettings, KernelSet};
-use crate::numerics::fixed_point::FixedPoint;
+use super::device::{AdapterKind, AdapterReport, Gpu};
+use super::engine::{EngineSettings, KernelSet, Sums};
+use super::shader::{Access, Reads};
+use crate::data::dataset::{Dataset, Normalization};
+use crate::model::layers::{CLASSES, IMAGE_PIXELS, ModelKind};
+use crate::model::layout::BUCKETS;
+use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
+/// Tiles of one submission. 2,048 samples keep a large GPU busy, stay below a second on a software
+/// adapter, and keep every buffer far below 128 MiB.
+const TILES_PER_SUBMISSION_MAX: usize = 128;
+
+/// Shares that the tiles of a submission are dealt out in for the sums over them: on a GPU enough
+/// that the narrowest of those kernels has a few thousand invocations for each share.
+const TILE_SHARES_MAX: usize = 16;
+
+/// Quads of a buffer are a multiple of this: a texture row is copied in multiples of 256 bytes.
+const QUAD_ALIGNMENT: usize = 16;
+
+/// The set on one device.
 pub(super) struct PortableSet {
     gpu: Gpu,
+    model: ModelKind,
+    normalization: Normalization,
+    train_samples: u32,
+    images: usize,
+    sums: Sums,
+    reads: Reads,
+    stages: Vec<Stage>,
+    pipelines: Vec<wgpu::ComputePipeline>,
+    bind_groups: Vec<wgpu::BindGroup>,
+    /// In the order of [`BufferId::ALL`].
+    buffers: Vec<wgpu::Buffer>,
+    /// Likewise; empty places for buffers that no kernel reads as a texture.
+    textures: Vec<Option<wgpu::Texture>>,
+    /// Quads that the buffers have room for.
+    quads: usize,
+    /// A submission's samples, padded to whole tiles.
+    padded_samples: Vec<u32>,
+    /// The convolutions' weights as the kernels want them, and where each comes from.
+    weight_sources: Vec<Option<usize>>,
+    sorted_weights: Vec<f32>,
+    words: Readback,
+    logits: Readback,
 }
 
 impl PortableSet {
@@ -17,8 +67,273 @@ impl PortableSet {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<PortableSet, GpuError> {
         let gpu = Gpu::open(&settings.adapter, wgpu::Features::empty())?;
-        progress(0, 0);
-        Ok(PortableSet { gpu })
+        let dataset = &*settings.dataset;
+        let images = dataset.train.labels.len() + dataset.test.labels.len();
+        check_dataset_size(&gpu, dataset, images)?;
+
+        let model = settings.model;
+        let reads = match gpu.report().kind {
+            AdapterKind::Software => Reads::Textures,
+            _ => Reads::Buffers,
+        };
+        let quads = quads_for(settings.samples_per_step);
+        let words = Readback::new(&gpu, BufferId::Words.words(model, images, quads));
+        let logits_quads = TILES_PER_SUBMISSION_MAX * TILE_SAMPLES / 4;
+        let logits = Readback::new(&gpu, BufferId::Logits.words(model, images, logits_quads));
+        let weight_sources = convolution_weights();
+        let mut set = PortableSet {
+            model,
+            normalization: dataset.normalization,
+            train_samples: dataset.train.labels.len() as u32,
+            images,
+            sums: settings.sums,
+            reads,
+            stages: stages(model, settings.sums, reads),
+            pipelines: Vec::new(),
+            bind_groups: Vec::new(),
+            buffers: Vec::new(),
+            textures: Vec::new(),
+            quads,
+            padded_samples: Vec::with_capacity(TILES_PER_SUBMISSION_MAX * TILE_SAMPLES),
+            sorted_weights: vec![0.0; weight_sources.len()],
+            weight_sources,
+            words,
+            logits,
+            gpu,
+        };
+        for id in BufferId::ALL {
+            let (buffer, texture) = set.create(id);
+            set.buffers.push(buffer);
+            set.textures.push(texture);
+        }
+        set.upload_dataset(dataset);
+        set.gpu.check()?;
+        set.make_pipelines(progress)?;
+        Ok(set)
+    }
+
+    /// A buffer for the present number of quads, and its texture if a kernel reads one.
+    fn create(&self, id: BufferId) -> (wgpu::Buffer, Option<wgpu::Texture>) {
+        let usage = match id {
+            BufferId::ConvolutionWeights => wgpu::BufferUsages::UNIFORM,
+            _ => wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+        };
+        let buffer = self.gpu.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 4 * id.words(self.model, self.images, self.quads).max(1) as u64,
+            usage: usage | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let texture = self.is_read_as_texture(id).then(|| {
+            self.gpu.device.create_texture(&wgpu::TextureDescriptor {
+                label: None,
+                size: self.extent(id),
+                mip_level_count: 1,
+                sample_count: 1,
+                dimension: wgpu::TextureDimension::D2,
+                format: wgpu::TextureFormat::Rgba32Float,
+                usage: wgpu::TextureUsages::TEXTURE_BINDING | wgpu::TextureUsages::COPY_DST,
+                view_formats: &[],
+            })
+        });
+        (buffer, texture)
+    }
+
+    fn is_read_as_texture(&self, id: BufferId) -> bool {
+        self.reads == Reads::Textures
+            && self.stages.iter().any(|stage| {
+                let mut bindings = stage.kernel.bindings();
+                bindings.any(|b| b.access == Access::Source && stage.buffer(b.name) == id)
+            })
+    }
+
+    fn extent(&self, id: BufferId) -> wgpu::Extent3d {
+        let [width, height] = id.texels(self.quads).expect("textures are made of vec4");
+        wgpu::Extent3d {
+            width: width as u32,
+            height: height as u32,
+            depth_or_array_layers: 1,
+        }
+    }
+
+    fn buffer(&self, id: BufferId) -> &wgpu::Buffer {
+        &self.buffers[id as usize]
+    }
+
+    fn upload_dataset(&self, dataset: &Dataset) {
+        let queue = &self.gpu.queue;
+        let pixels = self.buffer(BufferId::Pixels);
+        queue.write_buffer(pixels, 0, &dataset.train.pixels);
+        queue.write_buffer(pixels, dataset.train.pixels.len() as u64, &dataset.test.pixels);
+        let labels = dataset.train.labels.iter().chain(&dataset.test.labels);
+        let labels: Vec<u32> = labels.map(|&label| u32::from(label)).collect();
+        queue.write_buffer(self.buffer(BufferId::Labels), 0, bytemuck::cast_slice(&labels));
+    }
+
+    /// Makes every pipeline and runs it once over no samples: some drivers compile at the first
+    /// dispatch. They do so while the next pipeline is translated here.
+    fn make_pipelines(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), GpuError> {
+        let total = self.stages.len();
+        let nothing = Submission::zeroed();
+        let submission = self.buffer(BufferId::Submission);
+        self.gpu.queue.write_buffer(submission, 0, bytemuck::bytes_of(&nothing));
+        let mut submitted = Vec::with_capacity(total);
+        progress(0, total);
+        for stage in 0..total {
+            let pipeline = self.stages[stage].kernel.pipeline(&self.gpu.device);
+            // A pipeline that was refused is of no further use.
+            self.gpu.check()?;
+            self.pipelines.push(pipeline);
+            self.bind_groups.push(self.bind_group(stage));
+            let mut encoder = self.encoder();
+            self.encode(&mut encoder, stage..stage + 1, |_| [1, 1, 1]);
+            submitted.push(self.gpu.queue.submit([encoder.finish()]));
+        }
+        for (done, index) in submitted.into_iter().enumerate() {
+            self.gpu.wait(Some(index))?;
+            progress(done + 1, total);
+        }
+        Ok(())
+    }
+
+    fn bind_group(&self, index: usize) -> wgpu::BindGroup {
+        let stage = &self.stages[index];
+        let views: Vec<Option<wgpu::TextureView>> = self
+            .textures
+            .iter()
+            .map(|texture| texture.as_ref().map(|texture| texture.create_view(&<_>::default())))
+            .collect();
+        stage.kernel.bind_group(&self.gpu.device, &self.pipelines[index], |binding| {
+            let id = stage.buffer(binding.name);
+            match &views[id as usize] {
+                Some(view) if binding.access == Access::Source => {
+                    wgpu::BindingResource::TextureView(view)
+                }
+                _ => self.buffer(id).as_entire_binding(),
+            }
+        })
+    }
+
+    fn encoder(&self) -> wgpu::CommandEncoder {
+        self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    fn encode(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        stages: Range<usize>,
+        workgroups: impl Fn(&Grid) -> [u32; 3],
+    ) {
+        let descriptor = wgpu::ComputePassDescriptor::default();
+        if self.reads == Reads::Buffers {
+            let mut pass = encoder.begin_compute_pass(&descriptor);
+            stages.for_each(|index| self.dispatch(&mut pass, index, &workgroups));
+            return;
+        }
+        for index in stages {
+            self.dispatch(&mut encoder.begin_compute_pass(&descriptor), index, &workgroups);
+            let stage = &self.stages[index];
+            for binding in stage.kernel.bindings().filter(|b| b.access == Access::ReadWrite) {
+                self.copy_to_texture(encoder, stage.buffer(binding.name));
+            }
+        }
+    }
+
+    fn dispatch(
+        &self,
+        pass: &mut wgpu::ComputePass<'_>,
+        index: usize,
+        workgroups: &impl Fn(&Grid) -> [u32; 3],
+    ) {
+        pass.set_pipeline(&self.pipelines[index]);
+        pass.set_bind_group(0, &self.bind_groups[index], &[]);
+        let [x, y, z] = workgroups(&self.stages[index].grid);
+        pass.dispatch_workgroups(x, y, z);
+    }
+
+    /// Does nothing for a buffer that no kernel reads as a texture.
+    fn copy_to_texture(&self, encoder: &mut wgpu::CommandEncoder, id: BufferId) {
+        let Some(texture) = &self.textures[id as usize] else { return };
+        let extent = self.extent(id);
+        encoder.copy_buffer_to_texture(
+            wgpu::TexelCopyBufferInfo {
+                buffer: self.buffer(id),
+                layout: wgpu::TexelCopyBufferLayout {
+                    offset: 0,
+                    bytes_per_row: Some(16 * extent.width),
+                    rows_per_image: None,
+                },
+            },
+            texture.as_image_copy(),
+            extent,
+        );
+    }
+
+    /// Grows the buffers to the quads of a step, as far as one submission goes.
+    fn reserve(&mut self, samples: usize) -> Result<(), GpuError> {
+        let quads = quads_for(samples);
+        if quads <= self.quads {
+            return Ok(());
+        }
+        self.quads = quads;
+        for id in BufferId::ALL.into_iter().filter(|id| id.grows()) {
+            (self.buffers[id as usize], self.textures[id as usize]) = self.create(id);
+        }
+        self.bind_groups = (0..self.stages.len()).map(|stage| self.bind_group(stage)).collect();
+        self.gpu.check()
+    }
+
+    fn upload_parameters(&mut self, parameters: &[f32]) {
+        for (sorted, source) in self.sorted_weights.iter_mut().zip(&self.weight_sources) {
+            *sorted = source.map_or(0.0, |source| parameters[source]);
+        }
+        let queue = &self.gpu.queue;
+        let weights = self.buffer(BufferId::ConvolutionWeights);
+        queue.write_buffer(weights, 0, bytemuck::cast_slice(&self.sorted_weights));
+        let flat = self.buffer(BufferId::Parameters);
+        queue.write_buffer(flat, 0, bytemuck::cast_slice(parameters));
+    }
+
+    /// Writes what the next submission works on.
+    fn upload_submission(
+        &mut self,
+        images: impl Iterator<Item = u32>,
+        fixed_point: Option<&FixedPoint>,
+    ) {
+        self.padded_samples.clear();
+        self.padded_samples.extend(images);
+        let mut submission = Submission {
+            samples: self.padded_samples.len() as u32,
+            quad_stride: self.quads as u32,
+            pixel_scale: self.normalization.scale,
+            pixel_offset: self.normalization.offset,
+            ..Submission::zeroed()
+        };
+        if let Some(fixed_point) = fixed_point {
+            submission.set_fixed_point(fixed_point);
+        }
+        // The samples that fill the last quad are computed too and then left out of the sums.
+        let padded = self.padded_samples.len().next_multiple_of(TILE_SAMPLES);
+        self.padded_samples.resize(padded, self.padded_samples[0]);
+        let queue = &self.gpu.queue;
+        let bytes = bytemuck::bytes_of(&submission);
+        queue.write_buffer(self.buffer(BufferId::Submission), 0, bytes);
+        let bytes = bytemuck::cast_slice(&self.padded_samples);
+        queue.write_buffer(self.buffer(BufferId::Samples), 0, bytes);
+    }
+
+    /// Into how many shares the tiles are dealt for the sums over them.
+    fn tile_shares(&self, samples: usize) -> u32 {
+        // A software adapter has few cores to fill, and plain sums need a single writer.
+        if self.gpu.report().kind == AdapterKind::Software || self.sums == Sums::Plain {
+            return 1;
+        }
+        samples.div_ceil(TILE_SAMPLES).min(TILE_SHARES_MAX) as u32
+    }
+
+    /// Samples of one submission at most.
+    fn samples_per_submission(&self) -> usize {
+        4 * self.quads
     }
 }
 
@@ -31,15 +346,176 @@ impl KernelSet for PortableSet {
         self.gpu.report()
     }
 
-    fn begin_step(&mut self, _: &[f32], _: &[u32], _: &FixedPoint) -> Result<(), GpuError> {
-        Err(self.gpu.refused("not built yet"))
+    fn begin_step(
+        &mut self,
+        parameters: &[f32],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), GpuError> {
+        self.words.release();
+        self.reserve(samples.len())?;
+        self.upload_parameters(parameters);
+
+        // Bounded submissions, so that no driver takes a large batch for a hang. They add to the
+        // same words: exact sums do not mind being cut.
+        let chunks = samples.chunks(self.samples_per_submission());
+        let last = chunks.len() - 1;
+        for (i, chunk) in chunks.enumerate() {
+            self.upload_submission(chunk.iter().copied(), Some(fixed_point));
+            let mut encoder = self.encoder();
+            if i == 0 {
+                encoder.clear_buffer(self.buffer(BufferId::Words), 0, None);
+                self.copy_to_texture(&mut encoder, BufferId::Parameters);
+            }
+            let shares = self.tile_shares(chunk.len());
+            self.encode(&mut encoder, 0..self.stages.len(), |grid| {
+                grid.workgroups(chunk.len() as u32, shares)
+            });
+            if i == last {
+                self.words.encode(&mut encoder, self.buffer(BufferId::Words));
+                self.words.request(self.gpu.queue.submit([encoder.finish()]));
+            } else {
+                self.gpu.queue.submit([encoder.finish()]);
+            }
+        }
+        self.gpu.check()
     }
 
-    fn finish_bucket(&mut self, _: usize, _: &mut [u32]) -> Result<(), GpuError> {
-        Err(self.gpu.refused("not built yet"))
+    fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), GpuError> {
+        let first = bucket_words(&BUCKETS[bucket]);
+        self.words.read(&self.gpu, first..first + words.len(), |bytes| {
+            words.copy_from_slice(bytemuck::cast_slice(bytes));
+        })
     }
 
-    fn logits(&mut self, _: &[f32], _: Range<u32>, _: &mut Vec<f32>) -> Result<(), GpuError> {
-        Err(self.gpu.refused("not built yet"))
+    fn logits(
+        &mut self,
+        parameters: &[f32],
+        samples: Range<u32>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), GpuError> {
+        self.reserve(samples.len())?;
+        self.upload_parameters(parameters);
+        for first in samples.clone().step_by(self.samples_per_submission()) {
+            let end = samples.end.min(first + self.samples_per_submission() as u32);
+            let count = (end - first) as usize;
+            // The test images lie behind the training images.
+            let behind = self.train_samples;
+            self.upload_submission((first..end).map(|test| behind + test), None);
+            let mut encoder = self.encoder();
+            self.copy_to_texture(&mut encoder, BufferId::Parameters);
+            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| {
+                grid.workgroups(count as u32, 1)
+            });
+            self.logits.encode(&mut encoder, self.buffer(BufferId::Logits));
+            self.logits.request(self.gpu.queue.submit([encoder.finish()]));
+            let stride = 4 * self.quads;
+            self.logits.read(&self.gpu, 0..LOGIT_ROWS * stride, |bytes| {
+                append_logits(bytemuck::cast_slice(bytes), stride, count, logits);
+            })?;
+            self.logits.release();
+        }
+        Ok(())
+    }
+}
+
+/// From (12, stride) to (N, 10).
+fn append_logits(rows: &[f32], stride: usize, samples: usize, logits: &mut Vec<f32>) {
+    for sample in 0..samples {
+        logits.extend((0..CLASSES).map(|class| rows[class * stride + sample]));
+    }
+}
+
+/// Quads to reserve for a step of so many samples, as far as one submission goes.
+fn quads_for(samples: usize) -> usize {
+    let tiles = samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX);
+    (tiles * TILE_SAMPLES / 4).next_multiple_of(QUAD_ALIGNMENT)
+}
+
+fn check_dataset_size(gpu: &Gpu, dataset: &Dataset, images: usize) -> Result<(), GpuError> {
+    let limits = gpu.report().limits;
+    let available = limits.storage_binding_bytes.min(limits.buffer_bytes);
+    let needed = (images * IMAGE_PIXELS) as u64;
+    if needed <= available {
+        return Ok(());
+    }
+    let room = available / IMAGE_PIXELS as u64;
+    Err(GpuError::DatasetTooLarge {
+        adapter: gpu.report().label(),
+        needed,
+        available,
+        samples: room.saturating_sub(dataset.test.labels.len() as u64),
+    })
+}
+
+/// A buffer that the host reads, reused from step to step.
+struct Readback {
+    buffer: wgpu::Buffer,
+    state: ReadbackState,
+    /// Set by the map's callback if the map failed.
+    failed: Arc<AtomicBool>,
+}
+
+enum ReadbackState {
+    Idle,
+    Requested(wgpu::SubmissionIndex),
+    Mapped,
+}
+
+impl Readback {
+    fn new(gpu: &Gpu, words: usize) -> Readback {
+        Readback {
+            buffer: gpu.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("readback"),
+                size: 4 * words as u64,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            }),
+            state: ReadbackState::Idle,
+            failed: Arc::default(),
+        }
+    }
+
+    /// Copies the beginning of `source`, as far as there is room and content.
+    fn encode(&self, encoder: &mut wgpu::CommandEncoder, source: &wgpu::Buffer) {
+        let size = self.buffer.size().min(source.size());
+        encoder.copy_buffer_to_buffer(source, 0, &self.buffer, 0, size);
+    }
+
+    /// Asks for the map of what `submission` writes.
+    fn request(&mut self, submission: wgpu::SubmissionIndex) {
+        let failed = self.failed.clone();
+        failed.store(false, Ordering::Relaxed);
+        self.buffer.map_async(wgpu::MapMode::Read, .., move |result| {
+            failed.store(result.is_err(), Ordering::Relaxed);
+        });
+        self.state = ReadbackState::Requested(submission);
+    }
+
+    /// Waits for the map if need be, then shows a range of words as bytes.
+    fn read(
+        &mut self,
+        gpu: &Gpu,
+        words: Range<usize>,
+        show: impl FnOnce(&[u8]),
+    ) -> Result<(), GpuError> {
+        if let ReadbackState::Requested(submission) = &self.state {
+            gpu.wait(Some(submission.clone()))?;
+            if self.failed.load(Ordering::Relaxed) {
+                return Err(gpu.refused("a result could not be mapped"));
+            }
+            self.state = ReadbackState::Mapped;
+        }
+        let view = self.buffer.get_mapped_range(..).map_err(|error| gpu.refused(error))?;
+        show(&view[4 * words.start..4 * words.end]);
+        Ok(())
+    }
+
+    /// Gives the buffer back to the GPU.
+    fn release(&mut self) {
+        if !matches!(self.state, ReadbackState::Idle) {
+            self.buffer.unmap();
+            self.state = ReadbackState::Idle;
+        }
     }
 }

@@ -1,0 +1,100 @@
+// The gradients of a fully connected layer's weights and bias, in exact sums.
+//
+// input (I; quads), d_output (O; quads), padded to a multiple of 4 -> words.
+//
+// An invocation computes four outputs by four inputs: for each tile a partial sum over its
+// samples, rounded to fixed point and added to a running integer sum. One more column of
+// invocations has an input of 1 and gives the bias. Tiles are dealt out along z; the sums are
+// exact, so the number of workgroups along z does not show.
+
+override INPUTS: u32;
+override OUTPUTS: u32;
+// Words of the sums and of the maxima; indices among the scales.
+override WEIGHT_SUM: u32;
+override BIAS_SUM: u32;
+override WEIGHT_MAXIMUM: u32;
+override BIAS_MAXIMUM: u32;
+override WEIGHT_SCALE: u32;
+override BIAS_SCALE: u32;
+override LANES: u32;
+
+@compute @workgroup_size(LANES)
+fn dense_backward_weights(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(global_invocation_id) id: vec3u,
+) {
+    let inputs = 4u * id.x;
+    if inputs > INPUTS {
+        return;
+    }
+    let is_bias = inputs == INPUTS;
+    let scale = select(WEIGHT_SCALE, BIAS_SCALE, is_bias);
+    let outputs = 4u * group.y;
+
+    // Variable: output, component: input.
+    var sum0 = vec4u(0u);
+    var sum1 = vec4u(0u);
+    var sum2 = vec4u(0u);
+    var sum3 = vec4u(0u);
+    var largest = vec4u(0u);
+    for (var tile = group.z; tile < tile_count(); tile += groups.z) {
+        var p0 = vec4f(0.0);
+        var p1 = vec4f(0.0);
+        var p2 = vec4f(0.0);
+        var p3 = vec4f(0.0);
+        for (var quad = 4u * tile; quad < quads_end(tile); quad++) {
+            // The bias column reads some input all the same: a branch costs more.
+            let first = min(inputs, INPUTS - 4u);
+            let x0 = select(input(first, quad), vec4f(1.0), is_bias);
+            let x1 = input(first + 1u, quad);
+            let x2 = input(first + 2u, quad);
+            let x3 = input(first + 3u, quad);
+            let d0 = d_output(outputs, quad);
+            let d1 = d_output(outputs + 1u, quad);
+            let d2 = d_output(outputs + 2u, quad);
+            let d3 = d_output(outputs + 3u, quad);
+            p0 += vec4f(dot(d0, x0), dot(d0, x1), dot(d0, x2), dot(d0, x3));
+            p1 += vec4f(dot(d1, x0), dot(d1, x1), dot(d1, x2), dot(d1, x3));
+            p2 += vec4f(dot(d2, x0), dot(d2, x1), dot(d2, x2), dot(d2, x3));
+            p3 += vec4f(dot(d3, x0), dot(d3, x1), dot(d3, x2), dot(d3, x3));
+        }
+        sum0 = add_partial(sum0, p0, scale);
+        sum1 = add_partial(sum1, p1, scale);
+        sum2 = add_partial(sum2, p2, scale);
+        sum3 = add_partial(sum3, p3, scale);
+        largest = max(largest, max(magnitude(p0), magnitude(p1)));
+        largest = max(largest, max(magnitude(p2), magnitude(p3)));
+    }
+
+    if is_bias {
+        // The other three inputs of the bias column do not exist.
+        raise_word(BIAS_MAXIMUM, largest.x);
+        add_bias(outputs, sum0.x);
+        add_bias(outputs + 1u, sum1.x);
+        add_bias(outputs + 2u, sum2.x);
+        add_bias(outputs + 3u, sum3.x);
+    } else {
+        raise_word(WEIGHT_MAXIMUM, max(max(largest.x, largest.y), max(largest.z, largest.w)));
+        add_weights(outputs, inputs, sum0);
+        add_weights(outputs + 1u, inputs, sum1);
+        add_weights(outputs + 2u, inputs, sum2);
+        add_weights(outputs + 3u, inputs, sum3);
+    }
+}
+
+fn add_bias(output: u32, sum: u32) {
+    if output < OUTPUTS {
+        add_to_word(BIAS_SUM + output, sum);
+    }
+}
+
+fn add_weights(output: u32, inputs: u32, sum: vec4u) {
+    if output < OUTPUTS {
+        let first = WEIGHT_SUM + output * INPUTS + inputs;
+        add_to_word(first, sum.x);
+        add_to_word(first + 1u, sum.y);
+        add_to_word(first + 2u, sum.z);
+        add_to_word(first + 3u, sum.w);
+    }
+}

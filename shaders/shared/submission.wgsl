@@ -1,0 +1,39 @@
+// What the host sends with a submission, and how samples are numbered.
+//
+// It is a storage buffer though a uniform would do: Mesa's software driver compiles a shader anew
+// whenever a uniform that decides a branch may have changed.
+
+struct Submission {
+    // Samples of this submission; those of its last tile may be fewer than 16.
+    samples: u32,
+    // Quads from one feature to the next in every (features, quads) buffer.
+    quad_stride: u32,
+    // Input = pixel * scale + offset.
+    pixel_scale: f32,
+    pixel_offset: f32,
+    // For each tensor, then for the loss: 2^e and L of the fixed-point sums.
+    factors: array<f32, 11>,
+    limits: array<f32, 11>,
+}
+
+@group(0) @binding(0) var<storage, read> submission: Submission;
+
+// A quad is four consecutive samples: a value of a quad is a vec4, and a buffer of values is
+// (features, quads).
+fn quad_count() -> u32 {
+    return (submission.samples + 3u) / 4u;
+}
+
+fn quad_index(feature: u32, quad: u32) -> u32 {
+    return feature * submission.quad_stride + quad;
+}
+
+// A tile is four quads, the unit of exact sums.
+fn tile_count() -> u32 {
+    return (submission.samples + 15u) / 16u;
+}
+
+// The end of a tile's quads; the last tile may have fewer than four.
+fn quads_end(tile: u32) -> u32 {
+    return min(4u * tile + 4u, quad_count());
+}

@@ -1,0 +1,769 @@
+//! The kernels of a step in their order, and the buffers between them.
+
+use crate::gpu::engine::Sums;
+use crate::gpu::shader::{self, Kernel, Reads, Source};
+use crate::model::layers::{
+    CLASSES, CONV1, CONV2, Convolution, Dense, FC1, FC2, FC3, IMAGE_PIXELS, ModelKind,
+};
+use crate::model::layout::{
+    BUCKETS, Bucket, CONV1_BIAS, CONV1_WEIGHT, CONV2_BIAS, CONV2_WEIGHT, CONVOLUTION_BUCKET,
+    DENSE_BUCKET, FC1_BIAS, FC1_WEIGHT, FC2_BIAS, FC2_WEIGHT, FC3_BIAS, FC3_WEIGHT, LOSS_SCALE,
+    PARAMETERS, SCALE_COUNT, TENSORS, TensorSpec,
+};
+use crate::model::{Activation, Pooling};
+use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
+
+/// Samples of a quad: what a vec4 holds.
+const QUAD_SAMPLES: usize = 4;
+
+/// Logits of a sample as the kernels store them: a multiple of 4.
+pub const LOGIT_ROWS: usize = CLASSES.next_multiple_of(4);
+
+/// Zeros beside each row of conv2's output gradient, so that its readers need not check borders.
+const CONV2_MARGIN: usize = CONV2.kernel_side - 1;
+
+/// Output channels of an invocation of the convolutions' forward kernel.
+const FORWARD_CHANNELS: usize = 4;
+/// Input channels of an invocation of conv2's backward kernel.
+const BACKWARD_CHANNELS: usize = 3;
+
+/// Invocations of a workgroup whose invocations differ by quad and place.
+const PLACE_LANES: u32 = 64;
+/// Invocations of a workgroup whose invocations differ by quad alone: a batch of 128 has 32 quads.
+const QUAD_LANES: u32 = 32;
+/// Invocations of a workgroup whose invocations differ by parameter.
+const PARAMETER_LANES: u32 = 64;
+/// Invocations that share the rows of a convolution's output in the weight gradients.
+const CONV1_ROW_LANES: u32 = 7;
+const CONV2_ROW_LANES: u32 = 2;
+
+/// Texels of a row of the texture of parameters.
+const PARAMETER_ROW: usize = 256;
+
+/// A kernel with the buffers it works on and the number of its workgroups.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    pub kernel: Kernel,
+    /// The buffer of each of the kernel's variables.
+    pub buffers: Vec<(&'static str, BufferId)>,
+    pub grid: Grid,
+}
+
+impl Stage {
+    /// The buffer of a variable.
+    ///
+    /// # Panics
+    /// If the kernel has no such variable.
+    pub fn buffer(&self, variable: &str) -> BufferId {
+        let found = self.buffers.iter().find(|(name, _)| *name == variable);
+        found.expect("the table gives every variable its buffer").1
+    }
+}
+
+/// The buffers of the set. In the shapes Q is the quads of a submission, padded; each element of
+/// (..., Q) is a vec4 over a quad's samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BufferId {
+    /// A [`Submission`].
+    Submission,
+    /// The flat vector, padded to whole rows of its texture.
+    Parameters,
+    /// The convolutions' weights as [`convolution_weights`] sorts them.
+    ConvolutionWeights,
+    /// (training and test images, 28, 28) bytes.
+    Pixels,
+    /// (training and test images) u32.
+    Labels,
+    /// (4 * Q) u32: indices of images.
+    Samples,
+    /// (32, 32, Q): normalized, with two zeros on each side.
+    Images,
+    /// (6, 14, 14, Q).
+    Conv1,
+    /// What its pooling keeps: (6, 14, 14, Q) of a u32 or of four vec4.
+    Conv1Pooling,
+    /// (16, 5, 5, Q).
+    Conv2,
+    /// What its pooling keeps: (16, 5, 5, Q) of a u32 or of four vec4.
+    Conv2Pooling,
+    /// (120, Q).
+    Fc1,
+    /// (84, Q).
+    Fc2,
+    /// (12, Q).
+    Logits,
+    /// (12, Q).
+    DLogits,
+    /// (84, Q), of the linear output.
+    DFc2,
+    /// (120, Q), of the linear output.
+    DFc1,
+    /// (16, 10, 18, Q), of the convolution's output, with a margin of four zeros.
+    DConv2,
+    /// (6, 28, 28, Q), of the convolution's output.
+    DConv1,
+    /// (tiles, 2572): each tile's gradients of the convolutions' parameters.
+    Partials,
+    /// The buckets' words, one bucket behind the other.
+    Words,
+}
+
+impl BufferId {
+    pub const ALL: [BufferId; 21] = [
+        BufferId::Submission,
+        BufferId::Parameters,
+        BufferId::ConvolutionWeights,
+        BufferId::Pixels,
+        BufferId::Labels,
+        BufferId::Samples,
+        BufferId::Images,
+        BufferId::Conv1,
+        BufferId::Conv1Pooling,
+        BufferId::Conv2,
+        BufferId::Conv2Pooling,
+        BufferId::Fc1,
+        BufferId::Fc2,
+        BufferId::Logits,
+        BufferId::DLogits,
+        BufferId::DFc2,
+        BufferId::DFc1,
+        BufferId::DConv2,
+        BufferId::DConv1,
+        BufferId::Partials,
+        BufferId::Words,
+    ];
+
+    /// Words of the buffer for submissions of `quads` quads, over a data set of `images` images.
+    pub fn words(self, model: ModelKind, images: usize, quads: usize) -> usize {
+        let kept = match model.pooling() {
+            Pooling::Max => 1,
+            Pooling::Average => 4 * QUAD_SAMPLES,
+        };
+        match self {
+            BufferId::Submission => size_of::<Submission>() / 4,
+            BufferId::ConvolutionWeights => 4 * CONVOLUTION_WEIGHT_VECTORS,
+            BufferId::Pixels => images * IMAGE_PIXELS / 4,
+            BufferId::Labels => images,
+            BufferId::Samples => quads * QUAD_SAMPLES,
+            BufferId::Conv1Pooling => quads * kept * pooled_values(&CONV1),
+            BufferId::Conv2Pooling => quads * kept * pooled_values(&CONV2),
+            BufferId::Partials => {
+                quads.div_ceil(TILE_SAMPLES / QUAD_SAMPLES)
+                    * CONVOLUTION_BUCKET.parameter_range().len()
+            }
+            BufferId::Words => BUCKETS.iter().map(Bucket::words).sum(),
+            _ => {
+                let [width, height] =
+                    self.texels(quads).expect("the others are made of vec4 alone");
+                4 * width * height
+            }
+        }
+    }
+
+    /// Width and height of the buffer as a texture of vec4; `None` for buffers of something else.
+    pub fn texels(self, quads: usize) -> Option<[usize; 2]> {
+        let features = match self {
+            BufferId::Parameters => {
+                return Some([PARAMETER_ROW, PARAMETERS.div_ceil(4 * PARAMETER_ROW)]);
+            }
+            BufferId::Images => (CONV1.in_side + 2 * CONV1.padding).pow(2),
+            BufferId::Conv1 => pooled_values(&CONV1),
+            BufferId::Conv2 => pooled_values(&CONV2),
+            BufferId::Fc1 | BufferId::DFc1 => FC1.outputs,
+            BufferId::Fc2 | BufferId::DFc2 => FC2.outputs,
+            BufferId::Logits | BufferId::DLogits => LOGIT_ROWS,
+            BufferId::DConv2 => {
+                let side = CONV2.out_side();
+                CONV2.out_channels * side * (side + 2 * CONV2_MARGIN)
+            }
+            BufferId::DConv1 => CONV1.out_channels * CONV1.out_side().pow(2),
+            _ => return None,
+        };
+        Some([quads, features])
+    }
+
+    /// Whether the buffer's size depends on the submission's.
+    pub fn grows(self) -> bool {
+        !matches!(
+            self,
+            BufferId::Submission
+                | BufferId::Parameters
+                | BufferId::ConvolutionWeights
+                | BufferId::Pixels
+                | BufferId::Labels
+                | BufferId::Words
+        )
+    }
+}
+
+/// Values of a sample behind a convolution and its pooling.
+fn pooled_values(layer: &Convolution) -> usize {
+    layer.out_channels * layer.pooled_side().pow(2)
+}
+
+/// How many workgroups a kernel needs.
+#[derive(Clone, Copy, Debug)]
+pub enum Grid {
+    /// x: an invocation for each place and quad; y: as given.
+    Places { lanes: u32, places: u32, y: u32 },
+    /// x: an invocation for each column; y: as given; z: shares of the tiles.
+    Parameters { lanes: u32, columns: u32, y: u32 },
+    /// x: as given; y: tiles.
+    Tiles { x: u32 },
+}
+
+impl Grid {
+    /// Workgroups for `samples` samples, whose tiles are dealt out in `tile_shares` shares.
+    pub fn workgroups(self, samples: u32, tile_shares: u32) -> [u32; 3] {
+        match self {
+            Grid::Places { lanes, places, y } => {
+                let quads = samples.div_ceil(QUAD_SAMPLES as u32);
+                [(quads * places).div_ceil(lanes), y, 1]
+            }
+            Grid::Parameters { lanes, columns, y } => [columns.div_ceil(lanes), y, tile_shares],
+            Grid::Tiles { x } => [x, samples.div_ceil(TILE_SAMPLES as u32), 1],
+        }
+    }
+}
+
+/// Stages of the forward pass, up to the logits.
+pub const FORWARD_STAGES: usize = 6;
+
+/// The stages of a step in their order; the first [`FORWARD_STAGES`] give the logits.
+pub fn stages(model: ModelKind, sums: Sums, reads: Reads) -> Vec<Stage> {
+    use BufferId::{Conv1, Conv2, DFc1, DFc2, DLogits, Fc1, Fc2, Images};
+    let table = Table::new(model, sums, reads);
+    vec![
+        table.gather_images(),
+        table.convolution_forward("conv1 forward", &CONV1, Images, Conv1),
+        table.convolution_forward("conv2 forward", &CONV2, Conv1, Conv2),
+        table.dense_forward("fc1 forward", &FC1, Conv2, Fc1),
+        table.dense_forward("fc2 forward", &FC2, Fc1, Fc2),
+        table.loss_head(),
+        table.dense_backward_weights("fc3 d weights", &FC3, Fc2, DLogits),
+        table.dense_backward_input("fc3 d input", &FC3, DLogits, Fc2),
+        table.dense_backward_weights("fc2 d weights", &FC2, Fc1, DFc2),
+        table.dense_backward_input("fc2 d input", &FC2, DFc2, Fc1),
+        table.dense_backward_weights("fc1 d weights", &FC1, Conv2, DFc1),
+        table.dense_backward_input("fc1 d input", &FC1, DFc1, Conv2),
+        table.convolution_backward_weights("conv2 d weights", &CONV2, Conv1),
+        table.convolution_backward_input(),
+        table.convolution_backward_weights("conv1 d weights", &CONV1, Images),
+        table.quantize(),
+    ]
+}
+
+/// What the rows of the table of stages share.
+struct Table {
+    activation: &'static Source,
+    pooling: &'static Source,
+    /// The variable of what the pooling keeps.
+    kept: &'static str,
+    exact: f64,
+    reads: Reads,
+}
+
+impl Table {
+    fn new(model: ModelKind, sums: Sums, reads: Reads) -> Table {
+        let (pooling, kept) = match model.pooling() {
+            Pooling::Max => (&shader::MAX_POOL, "winners"),
+            Pooling::Average => (&shader::AVERAGE_POOL, "windows"),
+        };
+        Table {
+            activation: match model.activation() {
+                Activation::Relu => &shader::RELU,
+                Activation::Tanh => &shader::TANH,
+            },
+            pooling,
+            kept,
+            exact: f64::from(u8::from(sums == Sums::Exact)),
+            reads,
+        }
+    }
+
+    fn gather_images(&self) -> Stage {
+        Stage {
+            kernel: self.kernel(
+                "gather images",
+                &shader::GATHER_IMAGES,
+                &[],
+                vec![("LANES", f64::from(PLACE_LANES))],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("pixels", BufferId::Pixels),
+                ("samples", BufferId::Samples),
+                ("images", BufferId::Images),
+            ],
+            grid: Grid::Places { lanes: PLACE_LANES, places: IMAGE_PIXELS as u32 / 4, y: 1 },
+        }
+    }
+
+    fn convolution_forward(
+        &self,
+        label: &'static str,
+        layer: &Convolution,
+        input: BufferId,
+        output: BufferId,
+    ) -> Stage {
+        let (_, bias) = tensors_of(layer.name);
+        let places = layer.pooled_side().pow(2) as u32;
+        Stage {
+            kernel: self.kernel(
+                label,
+                &shader::CONVOLUTION_FORWARD,
+                &[&shader::CONVOLUTION_WEIGHTS, self.pooling, self.activation],
+                vec![
+                    ("IN_CHANNELS", layer.in_channels as f64),
+                    ("IN_SIDE", padded_side(layer) as f64),
+                    ("OUT_CHANNELS", layer.out_channels as f64),
+                    ("POOLED_SIDE", layer.pooled_side() as f64),
+                    ("WEIGHT", forward_weights(layer) as f64),
+                    ("BIAS", bias.offset as f64),
+                    ("LANES", f64::from(PLACE_LANES)),
+                ],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("weights", BufferId::ConvolutionWeights),
+                ("bias", BufferId::Parameters),
+                ("input_source", input),
+                ("pooled", output),
+                (self.kept, pooling_of(layer)),
+            ],
+            grid: Grid::Places {
+                lanes: PLACE_LANES,
+                places,
+                y: layer.out_channels.div_ceil(FORWARD_CHANNELS) as u32,
+            },
+        }
+    }
+
+    fn dense_forward(
+        &self,
+        label: &'static str,
+        layer: &Dense,
+        input: BufferId,
+        output: BufferId,
+    ) -> Stage {
+        let (weight, bias) = tensors_of(layer.name);
+        Stage {
+            kernel: self.kernel(
+                label,
+                &shader::DENSE_FORWARD,
+                &[self.activation],
+                vec![
+                    ("INPUTS", layer.inputs as f64),
+                    ("WEIGHT", in_vec4(weight.offset)),
+                    ("BIAS", in_vec4(bias.offset)),
+                    ("LANES", f64::from(QUAD_LANES)),
+                ],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("parameters_source", BufferId::Parameters),
+                ("input_source", input),
+                ("output", output),
+            ],
+            grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: layer.outputs as u32 / 4 },
+        }
+    }
+
+    fn loss_head(&self) -> Stage {
+        let statistics = bucket_words(&DENSE_BUCKET) + DENSE_BUCKET.parameter_range().len();
+        Stage {
+            kernel: self.kernel(
+                "loss head",
+                &shader::LOSS_HEAD,
+                &[&shader::SUMS],
+                vec![
+                    ("INPUTS", FC3.inputs as f64),
+                    ("WEIGHT", in_vec4(FC3_WEIGHT.offset)),
+                    ("BIAS", in_vec4(FC3_BIAS.offset)),
+                    ("LOSS", statistics as f64),
+                    ("RIGHT", (statistics + 1) as f64),
+                    ("SAMPLES", (statistics + 2) as f64),
+                    ("LOSS_MAXIMUM", maximum_word(LOSS_SCALE) as f64),
+                    ("LANES", f64::from(QUAD_LANES)),
+                    ("EXACT", self.exact),
+                ],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("parameters_source", BufferId::Parameters),
+                ("input_source", BufferId::Fc2),
+                ("labels", BufferId::Labels),
+                ("samples", BufferId::Samples),
+                ("logits", BufferId::Logits),
+                ("d_logits", BufferId::DLogits),
+                ("words", BufferId::Words),
+            ],
+            grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: 1 },
+        }
+    }
+
+    fn dense_backward_weights(
+        &self,
+        label: &'static str,
+        layer: &Dense,
+        input: BufferId,
+        d_output: BufferId,
+    ) -> Stage {
+        let (weight, bias) = tensors_of(layer.name);
+        Stage {
+            kernel: self.kernel(
+                label,
+                &shader::DENSE_BACKWARD_WEIGHTS,
+                &[&shader::SUMS],
+                vec![
+                    ("INPUTS", layer.inputs as f64),
+                    ("OUTPUTS", layer.outputs as f64),
+                    ("WEIGHT_SUM", sum_word(weight) as f64),
+                    ("BIAS_SUM", sum_word(bias) as f64),
+                    ("WEIGHT_MAXIMUM", maximum_word(scale_of(weight)) as f64),
+                    ("BIAS_MAXIMUM", maximum_word(scale_of(bias)) as f64),
+                    ("WEIGHT_SCALE", scale_of(weight) as f64),
+                    ("BIAS_SCALE", scale_of(bias) as f64),
+                    ("LANES", f64::from(PARAMETER_LANES)),
+                    ("EXACT", self.exact),
+                ],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("input_source", input),
+                ("d_output_source", d_output),
+                ("words", BufferId::Words),
+            ],
+            grid: Grid::Parameters {
+                lanes: PARAMETER_LANES,
+                // One more column for the bias.
+                columns: layer.inputs as u32 / 4 + 1,
+                y: layer.outputs.div_ceil(4) as u32,
+            },
+        }
+    }
+
+    fn dense_backward_input(
+        &self,
+        label: &'static str,
+        layer: &Dense,
+        d_output: BufferId,
+        input: BufferId,
+    ) -> Stage {
+        let (weight, _) = tensors_of(layer.name);
+        let mut constants = vec![
+            ("INPUTS", layer.inputs as f64),
+            ("OUTPUTS", layer.outputs as f64),
+            ("WEIGHT", in_vec4(weight.offset)),
+            ("LANES", f64::from(QUAD_LANES)),
+        ];
+        let mut buffers = vec![
+            ("submission", BufferId::Submission),
+            ("parameters_source", BufferId::Parameters),
+            ("d_output_source", d_output),
+        ];
+        let mut shared = vec![self.activation];
+        match input {
+            BufferId::Conv2 => {
+                self.emit_through_pooling(&CONV2, &mut shared, &mut constants, &mut buffers);
+            }
+            activations => {
+                let d_linear =
+                    if activations == BufferId::Fc2 { BufferId::DFc2 } else { BufferId::DFc1 };
+                shared.push(&shader::EMIT_THROUGH_ACTIVATION);
+                buffers.extend([("activations", activations), ("d_linear", d_linear)]);
+            }
+        }
+        Stage {
+            kernel: self.kernel(label, &shader::DENSE_BACKWARD_INPUT, &shared, constants),
+            buffers,
+            grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: layer.inputs as u32 / 4 },
+        }
+    }
+
+    fn convolution_backward_input(&self) -> Stage {
+        let layer = &CONV2;
+        let mut constants = vec![
+            ("IN_SIDE", layer.in_side as f64),
+            ("OUT_CHANNELS", layer.out_channels as f64),
+            ("OUT_SIDE", layer.out_side() as f64),
+            ("WEIGHT", BACKWARD_WEIGHTS as f64),
+            ("LANES", f64::from(PLACE_LANES)),
+        ];
+        let mut buffers = vec![
+            ("submission", BufferId::Submission),
+            ("weights", BufferId::ConvolutionWeights),
+            ("d_output_source", BufferId::DConv2),
+        ];
+        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation];
+        self.emit_through_pooling(&CONV1, &mut shared, &mut constants, &mut buffers);
+        Stage {
+            kernel: self.kernel(
+                "conv2 d input",
+                &shader::CONVOLUTION_BACKWARD_INPUT,
+                &shared,
+                constants,
+            ),
+            buffers,
+            grid: Grid::Places {
+                lanes: PLACE_LANES,
+                places: (layer.in_side / 2).pow(2) as u32,
+                y: (layer.in_channels / BACKWARD_CHANNELS) as u32,
+            },
+        }
+    }
+
+    fn convolution_backward_weights(
+        &self,
+        label: &'static str,
+        layer: &Convolution,
+        input: BufferId,
+    ) -> Stage {
+        let (weight, bias) = tensors_of(layer.name);
+        let (d_output, margin) = d_convolved(layer);
+        let row_lanes = if *layer == CONV1 { CONV1_ROW_LANES } else { CONV2_ROW_LANES };
+        let channel_groups = layer.out_channels.div_ceil(FORWARD_CHANNELS);
+        Stage {
+            kernel: self.kernel(
+                label,
+                &shader::CONVOLUTION_BACKWARD_WEIGHTS,
+                &[],
+                vec![
+                    ("IN_CHANNELS", layer.in_channels as f64),
+                    ("IN_SIDE", padded_side(layer) as f64),
+                    ("OUT_CHANNELS", layer.out_channels as f64),
+                    ("OUT_SIDE", layer.out_side() as f64),
+                    ("MARGIN", margin as f64),
+                    ("WEIGHT", weight.offset as f64),
+                    ("BIAS", bias.offset as f64),
+                    ("PARTIALS", CONVOLUTION_BUCKET.parameter_range().len() as f64),
+                    ("ROW_LANES", f64::from(row_lanes)),
+                ],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("input_source", input),
+                ("d_output_source", d_output),
+                ("partials", BufferId::Partials),
+            ],
+            grid: Grid::Tiles { x: (layer.in_channels * channel_groups) as u32 },
+        }
+    }
+
+    fn quantize(&self) -> Stage {
+        let partials = CONVOLUTION_BUCKET.parameter_range().len();
+        Stage {
+            kernel: self.kernel(
+                "convolution sums",
+                &shader::QUANTIZE,
+                &[&shader::SUMS],
+                vec![
+                    ("CONV1_BIAS", CONV1_BIAS.offset as f64),
+                    ("CONV2_WEIGHT", CONV2_WEIGHT.offset as f64),
+                    ("CONV2_BIAS", CONV2_BIAS.offset as f64),
+                    ("PARTIALS", partials as f64),
+                    ("SUM", sum_word(&CONV1_WEIGHT) as f64),
+                    ("MAXIMUM", maximum_word(scale_of(&CONV1_WEIGHT)) as f64),
+                    ("LANES", f64::from(PARAMETER_LANES)),
+                    ("EXACT", self.exact),
+                ],
+            ),
+            buffers: vec![
+                ("submission", BufferId::Submission),
+                ("partials", BufferId::Partials),
+                ("words", BufferId::Words),
+            ],
+            grid: Grid::Parameters { lanes: PARAMETER_LANES, columns: partials as u32, y: 1 },
+        }
+    }
+
+    fn kernel(
+        &self,
+        label: &'static str,
+        source: &'static Source,
+        shared: &[&'static Source],
+        constants: Vec<(&'static str, f64)>,
+    ) -> Kernel {
+        Kernel { label, source, shared: shared.to_vec(), constants, reads: self.reads }
+    }
+
+    /// Appends what carries a gradient through the pooling of `layer`.
+    fn emit_through_pooling(
+        &self,
+        layer: &Convolution,
+        shared: &mut Vec<&'static Source>,
+        constants: &mut Vec<(&'static str, f64)>,
+        buffers: &mut Vec<(&'static str, BufferId)>,
+    ) {
+        let (d_convolved, margin) = d_convolved(layer);
+        shared.extend([self.pooling, &shader::EMIT_THROUGH_POOLING]);
+        constants.extend([("PLANE_SIDE", layer.out_side() as f64), ("MARGIN", margin as f64)]);
+        buffers.extend([(self.kept, pooling_of(layer)), ("d_convolved", d_convolved)]);
+    }
+}
+
+fn pooling_of(layer: &Convolution) -> BufferId {
+    if *layer == CONV1 { BufferId::Conv1Pooling } else { BufferId::Conv2Pooling }
+}
+
+/// The gradient of a convolution's output and its margin.
+fn d_convolved(layer: &Convolution) -> (BufferId, usize) {
+    if *layer == CONV1 { (BufferId::DConv1, 0) } else { (BufferId::DConv2, CONV2_MARGIN) }
+}
+
+fn padded_side(layer: &Convolution) -> usize {
+    layer.in_side + 2 * layer.padding
+}
+
+/// The weight and the bias of a layer.
+fn tensors_of(layer: &str) -> (&'static TensorSpec, &'static TensorSpec) {
+    match layer {
+        "conv1" => (&CONV1_WEIGHT, &CONV1_BIAS),
+        "conv2" => (&CONV2_WEIGHT, &CONV2_BIAS),
+        "fc1" => (&FC1_WEIGHT, &FC1_BIAS),
+        "fc2" => (&FC2_WEIGHT, &FC2_BIAS),
+        _ => (&FC3_WEIGHT, &FC3_BIAS),
+    }
+}
+
+/// A place in the parameters for a kernel that reads them as vec4.
+fn in_vec4(offset: usize) -> f64 {
+    debug_assert_eq!(offset % 4, 0);
+    (offset / 4) as f64
+}
+
+/// A tensor's index in `TENSORS`.
+fn scale_of(tensor: &TensorSpec) -> usize {
+    TENSORS.iter().position(|t| t.offset == tensor.offset).expect("one of the model's tensors")
+}
+
+/// The bucket that a scale belongs to: that of its tensor, or of the statistics.
+fn bucket_of(scale: usize) -> &'static Bucket {
+    let holds = |bucket: &&Bucket| match scale {
+        LOSS_SCALE => bucket.statistics,
+        tensor => (bucket.first_tensor..bucket.first_tensor + bucket.tensors).contains(&tensor),
+    };
+    BUCKETS.iter().find(holds).expect("every scale has a bucket")
+}
+
+/// Where a bucket's words begin in the words of all.
+pub fn bucket_words(bucket: &Bucket) -> usize {
+    BUCKETS.iter().take_while(|b| *b != bucket).map(Bucket::words).sum()
+}
+
+/// The word of the first sum of a tensor.
+fn sum_word(tensor: &TensorSpec) -> usize {
+    let bucket = bucket_of(scale_of(tensor));
+    bucket_words(bucket) + tensor.offset - bucket.parameter_range().start
+}
+
+/// The word of a scale's maximum.
+fn maximum_word(scale: usize) -> usize {
+    let bucket = bucket_of(scale);
+    let place = if scale == LOSS_SCALE { bucket.tensors } else { scale - bucket.first_tensor };
+    bucket_words(bucket) + bucket.sum_words() + place
+}
+
+/// Elements of a convolution's kernel.
+const fn kernel_elements(layer: &Convolution) -> usize {
+    layer.kernel_side * layer.kernel_side
+}
+
+/// vec4 of a convolution's weights as the forward kernel reads them.
+const fn forward_weight_vectors(layer: &Convolution) -> usize {
+    layer.out_channels.div_ceil(FORWARD_CHANNELS) * layer.in_channels * kernel_elements(layer)
+}
+
+/// Where conv2's weights begin, in vec4, as its backward kernel reads them.
+const BACKWARD_WEIGHTS: usize = forward_weight_vectors(&CONV1) + forward_weight_vectors(&CONV2);
+
+/// All vec4 of `shaders/shared/convolution_weights.wgsl`.
+const CONVOLUTION_WEIGHT_VECTORS: usize = BACKWARD_WEIGHTS
+    + CONV2.in_channels / BACKWARD_CHANNELS * CONV2.out_channels * kernel_elements(&CONV2);
+
+/// Where a convolution's weights begin, in vec4, as the forward kernel reads them.
+fn forward_weights(layer: &Convolution) -> usize {
+    if *layer == CONV1 { 0 } else { forward_weight_vectors(&CONV1) }
+}
+
+/// The parameter behind each component of `shaders/shared/convolution_weights.wgsl`; `None` is 0.
+pub fn convolution_weights() -> Vec<Option<usize>> {
+    let mut sources = Vec::with_capacity(4 * CONVOLUTION_WEIGHT_VECTORS);
+    let parameter = |layer: &Convolution, out: usize, channel: usize, element: usize| {
+        let exists = out < layer.out_channels;
+        let kernel = out * layer.in_channels + channel;
+        let (weight, _) = tensors_of(layer.name);
+        exists.then(|| weight.offset + kernel * kernel_elements(layer) + element)
+    };
+    for layer in [&CONV1, &CONV2] {
+        for first in (0..layer.out_channels).step_by(FORWARD_CHANNELS) {
+            for channel in 0..layer.in_channels {
+                for element in 0..kernel_elements(layer) {
+                    let group = first..first + FORWARD_CHANNELS;
+                    sources.extend(group.map(|out| parameter(layer, out, channel, element)));
+                }
+            }
+        }
+    }
+    for first in (0..CONV2.in_channels).step_by(BACKWARD_CHANNELS) {
+        for out in 0..CONV2.out_channels {
+            for element in 0..kernel_elements(&CONV2) {
+                let group = first..first + BACKWARD_CHANNELS;
+                sources.extend(group.map(|channel| parameter(&CONV2, out, channel, element)));
+                sources.push(None);
+            }
+        }
+    }
+    sources
+}
+
+/// As `shaders/shared/submission.wgsl` declares it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Submission {
+    pub samples: u32,
+    pub quad_stride: u32,
+    pub pixel_scale: f32,
+    pub pixel_offset: f32,
+    pub factors: [f32; SCALE_COUNT],
+    pub limits: [f32; SCALE_COUNT],
+}
+
+impl Submission {
+    /// Takes over how partials become integers.
+    pub fn set_fixed_point(&mut self, fixed_point: &FixedPoint) {
+        self.factors = std::array::from_fn(|k| fixed_point.factor(k));
+        self.limits = fixed_point.limits;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_has_one_place() {
+        let mut places: Vec<usize> = TENSORS
+            .iter()
+            .flat_map(|tensor| sum_word(tensor)..sum_word(tensor) + tensor.count)
+            .chain((0..SCALE_COUNT).map(maximum_word))
+            .collect();
+        let statistics = DENSE_BUCKET.parameter_range().len();
+        places.extend(statistics..statistics + 3);
+        places.sort_unstable();
+        let words = BUCKETS.iter().map(Bucket::words).sum();
+        assert_eq!(places, (0..words).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn every_convolution_weight_is_read_where_it_is_used() {
+        let sources = convolution_weights();
+        assert_eq!(sources.len(), 4 * CONVOLUTION_WEIGHT_VECTORS);
+        let mut uses = vec![0; PARAMETERS];
+        sources.iter().flatten().for_each(|&parameter| uses[parameter] += 1);
+        // Forward, and for conv2 backward too.
+        assert!(uses[CONV1_WEIGHT.range()].iter().all(|&n| n == 1));
+        assert!(uses[CONV2_WEIGHT.range()].iter().all(|&n| n == 2));
+        assert_eq!(uses.iter().sum::<i32>(), 150 + 2 * 2_400);
+    }
+}
