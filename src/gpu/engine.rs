@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::GpuError;
-use super::device::{AdapterChoice, AdapterReport, Gpu};
+use super::device::{AdapterChoice, AdapterKind, AdapterReport, Gpu};
 use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
 use crate::config::Kernels;
@@ -98,15 +98,18 @@ impl Engine {
     ) -> Result<Engine, GpuError> {
         let train_samples = settings.dataset.train.labels.len();
         let test_samples = settings.dataset.test.labels.len();
-        let set: Box<dyn KernelSet> = match settings.kernels {
-            Kernels::Lane => {
-                let gpu = Gpu::open(&settings.adapter, lane::FEATURES)?;
-                Box::new(LaneSet::open(gpu, &settings, progress)?)
-            }
-            Kernels::Auto | Kernels::Portable => Box::new(PortableSet::open(&settings, progress)?),
-            Kernels::Reference => {
-                return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
-            }
+        if settings.kernels == Kernels::Reference {
+            return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
+        }
+        let gpu = Gpu::open(&settings.adapter, lane::FEATURES)?;
+        let lanes = match settings.kernels {
+            Kernels::Auto => gpu.report().kind == AdapterKind::Software,
+            kernels => kernels == Kernels::Lane,
+        };
+        let set: Box<dyn KernelSet> = if lanes {
+            Box::new(LaneSet::open(gpu, &settings, progress)?)
+        } else {
+            Box::new(PortableSet::open(gpu, &settings, progress)?)
         };
         Ok(Engine { set, train_samples, test_samples, step: Step::None })
     }

@@ -8,6 +8,7 @@ pub mod shader;
 
 pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, list_adapters};
 pub use engine::{Engine, EngineSettings, Sums};
+pub use lane::prepare_environment;
 
 /// A GPU's failure.
 #[derive(Clone, Debug, thiserror::Error)]

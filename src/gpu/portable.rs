@@ -63,10 +63,10 @@ pub(super) struct PortableSet {
 
 impl PortableSet {
     pub(super) fn open(
+        gpu: Gpu,
         settings: &EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<PortableSet, GpuError> {
-        let gpu = Gpu::open(&settings.adapter, wgpu::Features::empty())?;
         let dataset = &*settings.dataset;
         let images = dataset.train.labels.len() + dataset.test.labels.len();
         check_dataset_size(&gpu, dataset, images)?;
@@ -149,11 +149,7 @@ impl PortableSet {
 
     fn extent(&self, id: BufferId) -> wgpu::Extent3d {
         let [width, height] = id.texels(self.quads).expect("textures are made of vec4");
-        wgpu::Extent3d {
-            width: width as u32,
-            height: height as u32,
-            depth_or_array_layers: 1,
-        }
+        wgpu::Extent3d { width: width as u32, height: height as u32, depth_or_array_layers: 1 }
     }
 
     fn buffer(&self, id: BufferId) -> &wgpu::Buffer {
@@ -404,9 +400,7 @@ impl KernelSet for PortableSet {
             self.upload_submission((first..end).map(|test| behind + test), None);
             let mut encoder = self.encoder();
             self.copy_to_texture(&mut encoder, BufferId::Parameters);
-            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| {
-                grid.workgroups(count as u32, 1)
-            });
+            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| grid.workgroups(count as u32, 1));
             self.logits.encode(&mut encoder, self.buffer(BufferId::Logits));
             self.logits.request(self.gpu.queue.submit([encoder.finish()]));
             let stride = 4 * self.quads;

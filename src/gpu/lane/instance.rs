@@ -7,7 +7,7 @@ use super::layout::{
     CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA_FIRST, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
     DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
 };
-use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes};
+use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::model::layout::SCALE_COUNT;
@@ -117,9 +117,10 @@ pub(super) struct Instance {
     tiles: u32,
     sample_words: Vec<u32>,
     train_samples: u32,
-    /// The submissions under way: the fully connected layers' sums or logits, the convolutions'.
+    /// The submissions under way, by what they leave.
     dense: Option<wgpu::SubmissionIndex>,
     conv: Option<wgpu::SubmissionIndex>,
+    logits: Option<wgpu::SubmissionIndex>,
 }
 
 impl Instance {
@@ -137,6 +138,7 @@ impl Instance {
             train_samples,
             dense: None,
             conv: None,
+            logits: None,
         }
     }
 
@@ -179,105 +181,144 @@ impl Instance {
     }
 
     /// Submits forward and backward over training samples; at most [`Instance::tiles_max`] tiles.
-    pub fn begin(&mut self, texels: &[[f32; 4]], samples: &[u32], fixed_point: &FixedPoint) {
-        self.upload(texels, samples.iter().copied());
-        let scales: [[f32; 2]; SCALE_COUNT] =
-            std::array::from_fn(|k| [fixed_point.factor(k), fixed_point.limits[k]]);
-        self.gpu.queue.write_buffer(&self.fixed.scales, 0, bytemuck::cast_slice(&scales));
-
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+    pub fn begin(
+        &mut self,
+        texels: &[[f32; 4]],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), GpuError> {
+        let mut encoder = self.upload(texels, samples.iter().copied(), Some(fixed_point))?;
         self.encode_forward(&mut encoder);
         self.encode_dense_backward(&mut encoder);
         self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
-        let statistics = u64::from(self.tiles) * LANES as u64;
-        self.room.dense_readback.map_async(wgpu::MapMode::Read, ..dense_bytes(statistics), |_| {});
+        let bytes = dense_bytes(self.samples);
+        self.room.dense_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
 
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         self.encode_conv_backward(&mut encoder);
         self.conv = Some(self.gpu.queue.submit([encoder.finish()]));
         self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
+        self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        Ok(())
+    }
+
+    /// Submits the forward pass over test samples.
+    pub fn begin_logits(
+        &mut self,
+        texels: &[[f32; 4]],
+        samples: Range<u32>,
+    ) -> Result<(), GpuError> {
+        let first = self.train_samples;
+        let mut encoder = self.upload(texels, samples.map(|sample| first + sample), None)?;
+        self.encode_forward(&mut encoder);
+        let bytes = logits_bytes(self.tiles);
+        encoder.copy_buffer_to_buffer(&self.room.logits, 0, &self.room.logits_readback, 0, bytes);
+        self.logits = Some(self.gpu.queue.submit([encoder.finish()]));
+        self.room.logits_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
+        self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        Ok(())
     }
 
     /// Waits for the fully connected layers' sums, if any are under way, and hands them to `read`.
     pub fn finish_dense(&mut self, read: impl FnOnce(DenseResult<'_>)) -> Result<(), GpuError> {
         let Some(submission) = self.dense.take() else { return Ok(()) };
-        self.gpu.wait(Some(submission))?;
-        let statistics = self.tiles as usize * LANES;
-        {
-            let view = self.room.dense_readback.get_mapped_range(..dense_bytes(statistics as u64));
-            let view = view.map_err(|error| self.gpu.refused(error))?;
-            let words: &[[u32; 4]] = bytemuck::cast_slice(&view);
+        self.read(submission, &self.room.dense_readback, dense_bytes(self.samples), |words| {
             let (sums, words) = words.split_at(DENSE_SUMS);
             let (maxima, statistics) = words.split_at(DENSE_MAXIMA / 4);
             read(DenseResult { sums, maxima: maxima.as_flattened(), statistics });
-        }
-        self.room.dense_readback.unmap();
-        Ok(())
+        })
     }
 
-    /// Waits for the convolutions' sums, if any are under way, and hands them, then their maxima, to `read`.
+    /// Waits for the convolutions' sums, if any are under way, and hands them, then their maxima,
+    /// to `read`.
     pub fn finish_conv(&mut self, read: impl FnOnce(&[[u32; 4]], &[u32])) -> Result<(), GpuError> {
         let Some(submission) = self.conv.take() else { return Ok(()) };
-        self.gpu.wait(Some(submission))?;
-        {
-            let view = self.fixed.conv_readback.get_mapped_range(..);
-            let view = view.map_err(|error| self.gpu.refused(error))?;
-            let words: &[[u32; 4]] = bytemuck::cast_slice(&view);
+        let readback = &self.fixed.conv_readback;
+        self.read(submission, readback, readback.size(), |words| {
             let (sums, maxima) = words.split_at(CONV_SUMS);
             read(sums, maxima.as_flattened());
-        }
-        self.fixed.conv_readback.unmap();
-        Ok(())
-    }
-
-    /// Submits the forward pass over test samples.
-    pub fn begin_logits(&mut self, texels: &[[f32; 4]], samples: Range<u32>) {
-        let first = self.train_samples;
-        self.upload(texels, samples.map(|sample| first + sample));
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
-        self.encode_forward(&mut encoder);
-        let bytes = logits_bytes(self.tiles);
-        encoder.copy_buffer_to_buffer(&self.room.logits, 0, &self.room.logits_readback, 0, bytes);
-        self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
-        self.room.logits_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
+        })
     }
 
     /// Waits for the logits, if any are under way, and hands them to `read`: (tile, three quads,
     /// lane), and the number of samples.
-    pub fn finish_logits(&mut self, read: impl FnOnce(&[[f32; 4]], usize)) -> Result<(), GpuError> {
-        let Some(submission) = self.dense.take() else { return Ok(()) };
+    pub fn finish_logits(&mut self, read: impl FnOnce(&[[u32; 4]], usize)) -> Result<(), GpuError> {
+        let Some(submission) = self.logits.take() else { return Ok(()) };
+        let bytes = logits_bytes(self.tiles);
+        self.read(submission, &self.room.logits_readback, bytes, |quads| read(quads, self.samples))
+    }
+
+    /// Waits for a submission whose result is being mapped, and hands the result to `read`.
+    fn read(
+        &self,
+        submission: wgpu::SubmissionIndex,
+        readback: &wgpu::Buffer,
+        bytes: u64,
+        read: impl FnOnce(&[[u32; 4]]),
+    ) -> Result<(), GpuError> {
         self.gpu.wait(Some(submission))?;
-        {
-            let view = self.room.logits_readback.get_mapped_range(..logits_bytes(self.tiles));
-            let view = view.map_err(|error| self.gpu.refused(error))?;
-            read(bytemuck::cast_slice(&view), self.samples);
-        }
-        self.room.logits_readback.unmap();
+        let view = readback.get_mapped_range(..bytes).map_err(|error| self.gpu.refused(error))?;
+        read(bytemuck::cast_slice(&view));
+        drop(view);
+        readback.unmap();
         Ok(())
     }
 
-    fn upload(&mut self, texels: &[[f32; 4]], samples: impl ExactSizeIterator<Item = u32>) {
+    /// Begins the commands of a step with the copy of what changed: parameters, samples, scales.
+    fn upload(
+        &mut self,
+        texels: &[[f32; 4]],
+        samples: impl ExactSizeIterator<Item = u32>,
+        fixed_point: Option<&FixedPoint>,
+    ) -> Result<wgpu::CommandEncoder, GpuError> {
+        // A step that was begun but not finished still holds its buffers.
+        self.finish_dense(|_| {})?;
+        self.finish_conv(|_, _| {})?;
+        self.finish_logits(|_, _| {})?;
+
         self.samples = samples.len();
         self.tiles = self.samples.div_ceil(LANES) as u32;
         assert!(self.tiles <= self.room.tiles, "the caller keeps to tiles_max");
         // The fully connected kernels take several tiles at once: those behind the last are empty.
-        let tiles = self.tiles.next_multiple_of(DENSE_TILES as u32);
+        let lanes = (self.tiles as usize).next_multiple_of(DENSE_TILES) * LANES;
         self.sample_words.clear();
         self.sample_words.extend(samples);
-        self.sample_words.resize(tiles as usize * LANES, NO_SAMPLE);
-        let queue = &self.gpu.queue;
-        queue.write_buffer(&self.room.samples, 0, bytemuck::cast_slice(&self.sample_words));
-        queue.write_buffer(&self.fixed.tiles, 0, bytemuck::bytes_of(&self.tiles));
-        queue.write_texture(
-            self.fixed.parameters.as_image_copy(),
-            bytemuck::cast_slice(texels),
-            wgpu::TexelCopyBufferLayout {
-                offset: 0,
-                bytes_per_row: Some(PARAMETER_COLUMNS as u32 * TEXEL_BYTES as u32),
-                rows_per_image: None,
+        self.sample_words.resize(lanes, NO_SAMPLE);
+        let scales: [[f32; 2]; SCALE_COUNT] = std::array::from_fn(|k| {
+            fixed_point.map_or([0.0; 2], |fixed| [fixed.factor(k), fixed.limits[k]])
+        });
+
+        let parts: [(&wgpu::Buffer, &[u8]); 3] = [
+            (&self.room.samples, bytemuck::cast_slice(&self.sample_words)),
+            (&self.fixed.scales, bytemuck::cast_slice(&scales)),
+            (&self.fixed.tiles, bytemuck::bytes_of(&self.tiles)),
+        ];
+        let upload = &self.room.upload;
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        let mut view = upload.get_mapped_range_mut(..).map_err(|error| self.gpu.refused(error))?;
+        let texels: &[u8] = bytemuck::cast_slice(texels);
+        view.slice(..texels.len()).copy_from_slice(texels);
+        let mut place = texels.len();
+        for (buffer, bytes) in parts {
+            view.slice(place..place + bytes.len()).copy_from_slice(bytes);
+            encoder.copy_buffer_to_buffer(upload, place as u64, buffer, 0, bytes.len() as u64);
+            place += bytes.len();
+        }
+        drop(view);
+        upload.unmap();
+        encoder.copy_buffer_to_texture(
+            wgpu::TexelCopyBufferInfo {
+                buffer: upload,
+                layout: wgpu::TexelCopyBufferLayout {
+                    offset: 0,
+                    bytes_per_row: Some(PARAMETER_COLUMNS as u32 * TEXEL_BYTES as u32),
+                    rows_per_image: None,
+                },
             },
+            self.fixed.parameters.as_image_copy(),
             self.fixed.parameters.size(),
         );
+        Ok(encoder)
     }
 
     fn encode_forward(&self, encoder: &mut wgpu::CommandEncoder) {
@@ -309,7 +350,7 @@ impl Instance {
         let parts = [
             (&self.fixed.dense_sums, DENSE_SUMS as u64 * TEXEL_BYTES),
             (&self.fixed.dense_maxima, DENSE_MAXIMA as u64 * 4),
-            (statistics, u64::from(tiles) * LANES as u64 * TEXEL_BYTES),
+            (statistics, statistics_bytes(self.samples)),
         ];
         gather(encoder, &parts, dense_readback);
     }

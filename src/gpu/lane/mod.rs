@@ -5,6 +5,7 @@
 //! computing in one thread; the tiles of a step are split among them, and their integer sums are
 //! added. `shaders/README.md` tells how the kernels are made and why.
 
+mod environment;
 mod instance;
 mod kernels;
 mod layout;
@@ -13,6 +14,7 @@ mod start;
 
 use std::ops::Range;
 
+pub use self::environment::prepare_environment;
 use self::instance::Instance;
 use self::layout::{
     CONV_MAXIMA, CONV_SUMS, DENSE_MAXIMA, DENSE_SUMS, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS,
@@ -124,7 +126,7 @@ impl KernelSet for LaneSet {
             for (instance, share) in self.instances.iter_mut().zip(self.split.shares(rest.len())) {
                 done = share.end;
                 if !share.is_empty() {
-                    instance.begin(&self.texels, &rest[share], fixed_point);
+                    instance.begin(&self.texels, &rest[share], fixed_point)?;
                 }
             }
             rest = &rest[done..];
@@ -170,16 +172,17 @@ impl KernelSet for LaneSet {
                 rest.start = first + share.end as u32;
                 if !share.is_empty() {
                     let samples = first + share.start as u32..rest.start;
-                    instance.begin_logits(&self.texels, samples);
+                    instance.begin_logits(&self.texels, samples)?;
                 }
             }
             for instance in &mut self.instances {
                 instance.finish_logits(|quads, samples| {
                     for sample in 0..samples {
                         let (tile, lane) = (sample / LANES, sample % LANES);
-                        let quads: [[f32; 4]; 3] =
+                        let quads: [[u32; 4]; 3] =
                             std::array::from_fn(|q| quads[(tile * 3 + q) * LANES + lane]);
-                        logits.extend_from_slice(&quads.as_flattened()[..CLASSES]);
+                        let bits = &quads.as_flattened()[..CLASSES];
+                        logits.extend(bits.iter().map(|&bits| f32::from_bits(bits)));
                     }
                 })?;
             }

@@ -102,6 +102,8 @@ pub(super) struct Fixed {
 /// What does.
 pub(super) struct Room {
     pub tiles: u32,
+    /// Mapped whenever no step is under way.
+    pub upload: wgpu::Buffer,
     pub samples: wgpu::Buffer,
     pub pooled1: Plane,
     pub slopes1: Plane,
@@ -175,6 +177,12 @@ impl Room {
         let lanes = u64::from(tiles) * LANES as u64;
         Room {
             tiles,
+            upload: gpu.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("upload"),
+                size: upload_bytes(tiles),
+                usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: true,
+            }),
             samples: storage(gpu, "samples", lanes * 4),
             pooled1: values("pooled 1", 49, 6),
             slopes1,
@@ -191,15 +199,26 @@ impl Room {
             partials1: values("partials 1", PLACES, CONV1_UNITS),
             logits: storage(gpu, "logits", logits_bytes(tiles)),
             statistics: storage(gpu, "statistics", lanes * TEXEL_BYTES),
-            dense_readback: readback(gpu, "dense readback", dense_bytes(lanes)),
+            dense_readback: readback(gpu, "dense readback", dense_bytes(lanes as usize)),
             logits_readback: readback(gpu, "logits readback", logits_bytes(tiles)),
         }
     }
 }
 
-/// Bytes of a dense submission's result with so many samples' statistics.
-pub(super) const fn dense_bytes(statistics: u64) -> u64 {
-    (DENSE_SUMS as u64 + statistics) * TEXEL_BYTES + DENSE_MAXIMA as u64 * 4
+/// Bytes of the statistics of whole tiles that hold so many samples.
+pub(super) const fn statistics_bytes(samples: usize) -> u64 {
+    samples.next_multiple_of(LANES) as u64 * TEXEL_BYTES
+}
+
+/// Bytes of a dense submission's result.
+pub(super) const fn dense_bytes(samples: usize) -> u64 {
+    DENSE_SUMS as u64 * TEXEL_BYTES + DENSE_MAXIMA as u64 * 4 + statistics_bytes(samples)
+}
+
+/// Bytes of an upload: parameters, samples, scales, number of tiles.
+const fn upload_bytes(tiles: u32) -> u64 {
+    let parameters = (PARAMETER_ROWS * PARAMETER_COLUMNS) as u64 * TEXEL_BYTES;
+    parameters + tiles as u64 * LANES as u64 * 4 + SCALE_COUNT as u64 * 8 + 4
 }
 
 pub(super) const fn logits_bytes(tiles: u32) -> u64 {

@@ -1,10 +1,12 @@
 //! The start: devices opened and kernels compiled side by side, none of them twice.
 //!
 //! lavapipe compiles a kernel when it first runs, in a tenth to half of a second, and keeps the
-//! result in a cache on disk. So each kernel is first compiled on one device only, the devices
-//! taking kernels from one list; afterwards every device reads the others' from the cache.
+//! result in a cache on disk. Whoever compiles a kernel, be it a device of this worker or another
+//! worker of the machine, holds the kernel's lock; the others go on with the next kernel and come
+//! back when the cache has it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::fs::{self, File};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
 
@@ -15,6 +17,9 @@ use super::resources::{Fixed, Room, images_per_row};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::gpu::engine::EngineSettings;
+
+/// What the kernels use if it is there.
+pub const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP;
 
 /// The kernels in the order in which they are compiled: those that take longest first, so that
 /// the devices finish at about the same time.
@@ -41,101 +46,103 @@ pub(super) fn open_devices(
     tiles: u32,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Instance>, GpuError> {
-    let total = COMPILE_ORDER.len() * cores;
-    let mut ready = 0;
-    let mut tell = |done: mpsc::Receiver<()>| {
-        for () in done {
-            ready += 1;
-            progress(ready, total);
-        }
-    };
     let report = gpu.report().clone();
-    let next = AtomicUsize::new(0);
-
-    let (sender, done) = mpsc::channel();
-    let mut opening: Vec<Opening> = thread::scope(|scope| {
-        let (report, next) = (&report, &next);
+    let (sender, ready) = mpsc::channel();
+    thread::scope(|scope| {
+        let report = &report;
         let mut first = Some(gpu);
         let threads: Vec<_> = (0..cores)
             .map(|_| {
-                let (gpu, done) = (first.take(), sender.clone());
+                let (gpu, ready) = (first.take(), sender.clone());
                 scope.spawn(move || {
                     let gpu = gpu.map_or_else(|| Gpu::open_again(report, FEATURES), Ok)?;
-                    let mut opening = Opening::new(gpu, settings, tiles)?;
-                    while let Some(&kernel) =
-                        COMPILE_ORDER.get(next.fetch_add(1, Ordering::Relaxed))
-                    {
-                        opening.compile(kernel, &done)?;
-                    }
-                    Ok(opening)
+                    open_device(gpu, settings, tiles, &ready)
                 })
             })
             .collect();
         drop(sender);
-        tell(done);
-        threads.into_iter().map(join).collect::<Result<_, GpuError>>()
-    })?;
-
-    let (sender, done) = mpsc::channel();
-    thread::scope(|scope| {
-        let threads: Vec<_> = opening
-            .iter_mut()
-            .map(|opening| {
-                let done = sender.clone();
-                scope.spawn(move || opening.compile_rest(&done))
-            })
-            .collect();
-        drop(sender);
-        tell(done);
-        threads.into_iter().try_for_each(join)
-    })?;
-    Ok(opening.into_iter().map(|opening| opening.instance).collect())
-}
-
-/// What the kernels use if it is there.
-pub const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP;
-
-/// A device whose kernels are being compiled.
-struct Opening {
-    instance: Instance,
-    sources: Sources,
-    compiled: Vec<Kernel>,
-}
-
-impl Opening {
-    fn new(gpu: Gpu, settings: &EngineSettings, tiles: u32) -> Result<Opening, GpuError> {
-        let variant = Variant {
-            model: settings.model,
-            sums: settings.sums,
-            subgroup_size: subgroup_size(&gpu),
-            images_per_row: images_per_row(&gpu),
-        };
-        let fixed = Fixed::new(&gpu, variant, &settings.dataset)?;
-        let room = Room::new(&gpu, settings.model, tiles);
-        let train_samples = settings.dataset.train.labels.len() as u32;
-        Ok(Opening {
-            instance: Instance::new(gpu, fixed, room, train_samples),
-            sources: Sources::new(variant),
-            compiled: Vec::new(),
-        })
-    }
-
-    fn compile(&mut self, kernel: Kernel, done: &mpsc::Sender<()>) -> Result<(), GpuError> {
-        self.instance.compile(kernel, &self.sources)?;
-        self.compiled.push(kernel);
-        // The receiver outlives the thread; if it did not, nobody would want to know.
-        let _ = done.send(());
-        Ok(())
-    }
-
-    fn compile_rest(&mut self, done: &mpsc::Sender<()>) -> Result<(), GpuError> {
-        for kernel in COMPILE_ORDER {
-            if !self.compiled.contains(&kernel) {
-                self.compile(kernel, done)?;
-            }
+        for (count, ()) in ready.iter().enumerate() {
+            progress(count + 1, COMPILE_ORDER.len() * cores);
         }
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+fn open_device(
+    gpu: Gpu,
+    settings: &EngineSettings,
+    tiles: u32,
+    ready: &mpsc::Sender<()>,
+) -> Result<Instance, GpuError> {
+    let variant = Variant {
+        model: settings.model,
+        sums: settings.sums,
+        subgroup_size: subgroup_size(&gpu),
+        images_per_row: images_per_row(&gpu),
+    };
+    let sources = Sources::new(variant);
+    let fixed = Fixed::new(&gpu, variant, &settings.dataset)?;
+    let room = Room::new(&gpu, settings.model, tiles);
+    let train_samples = settings.dataset.train.labels.len() as u32;
+    let mut instance = Instance::new(gpu, fixed, room, train_samples);
+
+    let mut compile = |kernel| {
+        instance.compile(kernel, &sources)?;
+        // Whoever opens the devices listens until the last one is ready.
+        let _ = ready.send(());
         Ok(())
+    };
+    let mut postponed = Vec::new();
+    for kernel in COMPILE_ORDER {
+        match KernelLock::try_take(kernel) {
+            Some(_lock) => compile(kernel)?,
+            None => postponed.push(kernel),
+        }
     }
+    for kernel in postponed {
+        let _lock = KernelLock::take(kernel);
+        compile(kernel)?;
+    }
+    Ok(instance)
+}
+
+/// Held while a kernel is compiled. Where no lock can be had, for want of a folder or of file
+/// locks, kernels are compiled more than once and all is well otherwise.
+struct KernelLock {
+    _file: Option<File>,
+}
+
+impl KernelLock {
+    /// The lock, unless somebody holds it.
+    fn try_take(kernel: Kernel) -> Option<KernelLock> {
+        let file = KernelLock::open(kernel);
+        match file.as_ref().map(File::try_lock) {
+            Some(Err(fs::TryLockError::WouldBlock)) => None,
+            _ => Some(KernelLock { _file: file }),
+        }
+    }
+
+    /// Waits for the lock.
+    fn take(kernel: Kernel) -> KernelLock {
+        KernelLock { _file: KernelLock::open(kernel).filter(|file| file.lock().is_ok()) }
+    }
+
+    fn open(kernel: Kernel) -> Option<File> {
+        let folder = lock_folder()?;
+        fs::create_dir_all(&folder).ok()?;
+        let path = folder.join(kernel.name()).with_extension("lock");
+        File::options().create(true).truncate(false).write(true).open(path).ok()
+    }
+}
+
+/// In the user's own cache, as Mesa's cache is: others' locks are none of our concern.
+fn lock_folder() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("annulet").join("locks"))
 }
 
 /// The lanes that share values by a broadcast: what every subgroup has, if it divides a tile.
@@ -144,8 +151,4 @@ fn subgroup_size(gpu: &Gpu) -> u32 {
     let size = report.subgroup_size_min;
     let fits = size == report.subgroup_size_max && size >= 4 && LANES as u32 % size == 0;
     if fits && gpu.device.features().contains(wgpu::Features::SUBGROUP) { size } else { 0 }
-}
-
-fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
