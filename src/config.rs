@@ -76,6 +76,8 @@ pub enum Kernels {
     Auto,
     /// Looped, workgroup-tiled shaders within WebGPU's default limits.
     Portable,
+    /// Shaders for adapters that compute on the CPU: a lane is a sample.
+    Lane,
     /// The same arithmetic in plain Rust, without a GPU.
     Reference,
 }

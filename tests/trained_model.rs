@@ -83,8 +83,12 @@ fn eval_repeats_the_accuracy_and_predict_reads_scans() {
     let mut agreed = 0;
     for (sample, prediction) in predictions.iter().enumerate() {
         assert_eq!(prediction["inverted"], true);
-        let sum: f64 =
-            prediction["probabilities"].as_array().unwrap().iter().map(|p| p.as_f64().unwrap()).sum();
+        let sum: f64 = prediction["probabilities"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|p| p.as_f64().unwrap())
+            .sum();
         assert!((sum - 1.0).abs() < 1e-9);
         agreed += usize::from(prediction["class"] == test.labels[sample]);
     }

@@ -99,8 +99,8 @@ pub struct RunFlags {
     #[arg(long, env = "ANNULET_WARMUP", value_name = "STEPS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup: Option<u64>,
-    /// Kernel set: auto goes by the adapter alone; reference is plain Rust without a GPU
-    /// [default: auto]
+    /// Kernel set: portable for GPUs, lane for software adapters; auto goes by the adapter alone;
+    /// reference is plain Rust without a GPU [default: auto]
     #[arg(long, env = "ANNULET_KERNELS", value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<Kernels>,
@@ -122,13 +122,14 @@ impl ValueEnum for Schedule {
 
 impl ValueEnum for Kernels {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Kernels::Auto, Kernels::Portable, Kernels::Reference]
+        &[Kernels::Auto, Kernels::Portable, Kernels::Lane, Kernels::Reference]
     }
 
     fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
         Some(clap::builder::PossibleValue::new(match self {
             Kernels::Auto => "auto",
             Kernels::Portable => "portable",
+            Kernels::Lane => "lane",
             Kernels::Reference => "reference",
         }))
     }

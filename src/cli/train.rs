@@ -61,7 +61,7 @@ pub fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     // SAFETY: no thread was started yet. Worker processes inherit the variables.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
-    let interrupt = Interrupt::install();
+    let interrupt = Interrupt::install(workers == 1);
     let mut display = Display::new(arguments.json);
     let path = plan.folder.as_ref().map(|f| f.path.clone()).unwrap_or_default();
     let summary = if workers == 1 {
@@ -157,15 +157,16 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    pub fn install() -> Interrupt {
+    /// With `lone`, no launcher is there to look at [`Interrupt::abort`]: the process ends itself.
+    pub fn install(lone: bool) -> Interrupt {
         let interrupt = Interrupt { stop: Arc::default(), abort: Arc::default() };
         let (stop, abort) = (interrupt.stop.clone(), interrupt.abort.clone());
         let installed = ctrlc::set_handler(move || {
             if stop.swap(true, Ordering::Relaxed) {
-                // A group is taken down by its launcher; a lone worker has nobody else.
-                if abort.swap(true, Ordering::Relaxed) {
+                if lone {
                     std::process::exit(130);
                 }
+                abort.store(true, Ordering::Relaxed);
             } else {
                 eprintln!("stopping after this step; once more to stop at once");
             }

@@ -108,7 +108,7 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     // SAFETY: no thread was started yet.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
-    let interrupt = Interrupt::install();
+    let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
     let membership = if peers.len() == 1 {
         Membership::solo()

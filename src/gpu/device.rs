@@ -274,8 +274,35 @@ impl Gpu {
     ) -> Result<Gpu, GpuError> {
         let adapters = enumerate_for(choice);
         let report = choice.choose(&reports(&adapters))?.clone();
-        let adapter = &adapters[report.index];
+        Gpu::open_adapter(&adapters[report.index], report, optional_features)
+    }
 
+    /// Opens the adapter of a report once more, through a connection to the driver of its own:
+    /// software adapters compute on one device of a connection at a time.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`], and if the adapter is gone.
+    pub fn open_again(
+        report: &AdapterReport,
+        optional_features: wgpu::Features,
+    ) -> Result<Gpu, GpuError> {
+        let backend = NATIVE_BACKENDS.into_iter().find(|b| b.to_str() == report.backend);
+        let adapters = enumerate(backend.map_or(wgpu::Backends::all(), wgpu::Backends::from));
+        let same = |adapter: &&wgpu::Adapter| {
+            AdapterReport { index: report.index, ..AdapterReport::new(0, adapter) } == *report
+        };
+        let adapter = adapters.iter().find(same).ok_or_else(|| GpuError::Open {
+            adapter: report.label(),
+            reason: "it is no longer there".to_owned(),
+        })?;
+        Gpu::open_adapter(adapter, report.clone(), optional_features)
+    }
+
+    fn open_adapter(
+        adapter: &wgpu::Adapter,
+        report: AdapterReport,
+        optional_features: wgpu::Features,
+    ) -> Result<Gpu, GpuError> {
         let offered = adapter.limits();
         check_limits(&report, &offered)?;
         let needed = wgpu::Limits::default();

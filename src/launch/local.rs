@@ -31,8 +31,8 @@ const LAST_WORDS: Duration = Duration::from_millis(1_500);
 /// The exit code that means "a peer was lost": another worker's own failure explains more.
 const LOST_PEER: u8 = 5;
 
-/// Lines of a worker's standard error that are kept for the message about its death.
-const STDERR_LINES_KEPT: usize = 5;
+/// A worker's last lines for people that are kept for the message about its death.
+const LINES_KEPT: usize = 5;
 
 /// A group of local workers.
 pub struct LocalGroup<'a> {
@@ -50,11 +50,10 @@ pub struct LocalGroup<'a> {
 /// What the launcher hears of a child.
 enum News {
     Message(FromWorker),
-    Stderr(String),
+    /// A line that is meant for people: on standard error, or by a driver on standard output.
+    Line(String),
     /// Its standard output is closed: it has ended or is about to.
     Closed,
-    /// A line that is no message.
-    Garbage(String),
 }
 
 impl LocalGroup<'_> {
@@ -188,15 +187,14 @@ impl Supervisor {
                 let weight = if exit_code == LOST_PEER { 2 } else { 0 };
                 self.fail(weight, LaunchError::Worker { rank, message, exit_code });
             }
-            News::Stderr(line) => {
+            News::Line(line) => {
                 let child = &mut self.children.list[rank];
-                if child.stderr.len() == STDERR_LINES_KEPT {
-                    child.stderr.pop_front();
+                if child.last_lines.len() == LINES_KEPT {
+                    child.last_lines.pop_front();
                 }
-                child.stderr.push_back(line.clone());
+                child.last_lines.push_back(line.clone());
                 observer.event(Event::Notice { text: format!("[worker {rank}] {line}") });
             }
-            News::Garbage(found) => self.fail(0, LaunchError::Pipe { rank, found }),
             News::Closed => {
                 self.open -= 1;
                 let status = self.children.list[rank].process.wait().map_err(LaunchError::Spawn)?;
@@ -220,7 +218,7 @@ impl Supervisor {
     /// Notes a death that the worker did not explain itself.
     fn bury(&mut self, rank: usize, status: ExitStatus) {
         let mut message = format!("ended without a word ({status})");
-        for line in &self.children.list[rank].stderr {
+        for line in &self.children.list[rank].last_lines {
             message.push_str("\n  ");
             message.push_str(line);
         }
@@ -256,8 +254,7 @@ struct Children {
 struct WorkerProcess {
     process: Child,
     stdin: ChildStdin,
-    /// The last lines of its standard error.
-    stderr: VecDeque<String>,
+    last_lines: VecDeque<String>,
 }
 
 impl WorkerProcess {
@@ -280,13 +277,13 @@ impl Children {
         let stdin = process.stdin.take().expect("stdin is piped");
         let stdout = process.stdout.take().expect("stdout is piped");
         let stderr = process.stderr.take().expect("stderr is piped");
-        self.list.push(WorkerProcess { process, stdin, stderr: VecDeque::new() });
+        self.list.push(WorkerProcess { process, stdin, last_lines: VecDeque::new() });
         let sender = news.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 let item = match serde_json::from_str(&line) {
                     Ok(message) => News::Message(message),
-                    Err(_) => News::Garbage(line),
+                    Err(_) => News::Line(line),
                 };
                 if sender.send((rank, item)).is_err() {
                     return;
@@ -297,7 +294,7 @@ impl Children {
         let sender = news.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if sender.send((rank, News::Stderr(line))).is_err() {
+                if sender.send((rank, News::Line(line))).is_err() {
                     return;
                 }
             }

@@ -50,8 +50,6 @@ pub enum LaunchError {
     /// A worker process ended without success; its own message, and the code it asked for.
     #[error("worker {rank}: {message}")]
     Worker { rank: usize, message: String, exit_code: u8 },
-    #[error("worker {rank} said something unexpected: {found}; all workers must be one version")]
-    Pipe { rank: usize, found: String },
 }
 
 impl LaunchError {

@@ -178,6 +178,7 @@ pub fn open_engine(
         model: plan.config.model,
         dataset: dataset.clone(),
         samples_per_step: batch.div_ceil(TILE_SAMPLES).div_ceil(workers) * TILE_SAMPLES,
+        cores: plan.cores,
         sums: Sums::Exact,
     };
     let engine = Engine::open(settings, &mut |done, total| {
