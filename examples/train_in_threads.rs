@@ -1,4 +1,4 @@
-//! Trains an epoch with two workers as threads of this process, a ring over QUIC between them, and
+//! Trains an epoch with two workers as threads of this process, QUIC between them, and
 //! shows that one worker gives the same bits.
 //!
 //! ```sh
@@ -8,13 +8,14 @@
 use annulet::config::{Length, RunConfig};
 use annulet::launch::LaunchError;
 use annulet::launch::threads::train_in_threads;
-use annulet::launch::worker::{DataPlan, WorkerPlan};
+use annulet::launch::worker::{DataPlan, NetworkPlan, WorkerPlan};
 use annulet::train::event::Silent;
 
 fn main() -> Result<(), LaunchError> {
     let plan = WorkerPlan {
         config: RunConfig { length: Length::Epochs(1), ..RunConfig::default() },
         data: DataPlan { train_limit: Some(12_800), ..DataPlan::default() },
+        network: NetworkPlan::default(),
         adapter: None,
         cores: 1,
         resume: None,

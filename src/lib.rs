@@ -1,8 +1,8 @@
 //! Annulet trains LeNet on any GPU, many workers at once, with no server in the middle.
 //!
 //! Every worker keeps a full copy of the model, takes its share of each batch, runs forward and
-//! backward as WGSL compute shaders, and averages gradients with its peers by a ring all-reduce
-//! over QUIC. The sums are exact integers, so **one run gives one result**: the trained bits do not
+//! backward as WGSL compute shaders, and averages gradients with its peers by an all-reduce over
+//! QUIC. The sums are exact integers, so **one run gives one result**: the trained bits do not
 //! depend on how many workers computed them.
 //!
 //! # The map
@@ -10,13 +10,13 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`config`] | the validated run configuration and its digest |
-//! | [`protocol`] | decisions without IO: collectives as state machines |
+//! | [`protocol`] | decisions without IO: collectives as state machines, their cost model |
 //! | [`model`] | LeNet as data: layers, shapes, parameter layout, initial values |
 //! | [`numerics`] | exact fixed-point sums, the optimizer in strict `f32` |
 //! | [`reference`](mod@reference) | forward and backward in plain Rust: the oracle of the shaders |
 //! | [`data`] | IDX files, the synthetic digits, the sample order |
 //! | [`gpu`] | the wgpu shell: adapters, kernels, the gradient engine |
-//! | [`net`] | the tokio and quinn shell: identities, connections, the collective's driver |
+//! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives |
 //! | [`train`] | the trainer, evaluation, checkpoints, metrics |
 //! | [`launch`] | local worker processes |
 //! | [`cli`] | one file a subcommand |

@@ -56,6 +56,8 @@ fn failures_say_what_to_do_next() {
         "/nonexistent.key"
     ]));
     insta::assert_snapshot!(failure(&["eval", "/nonexistent.safetensors"]));
+    insta::assert_snapshot!(failure(&["train", "--mtu", "9000"]));
+    insta::assert_snapshot!(failure(&["train", "--congestion", "fixed:1000"]));
 }
 
 #[test]

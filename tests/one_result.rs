@@ -123,3 +123,30 @@ fn resuming_with_another_batch_is_refused_by_name() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("batch 128") && text.contains("64"), "{text}");
 }
+
+#[test]
+fn algorithms_and_overlap_are_no_part_of_the_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |workers: &str, network: &[&str]| {
+        let out = folder.path().join(network.join("") + workers);
+        let mut arguments = DATA.to_vec();
+        arguments.extend(["--kernels", "reference", "--steps", "3", "--workers", workers]);
+        arguments.extend(network);
+        train(&out, &arguments)
+    };
+    let alone = run("1", &[]);
+    for algorithm in ["ring", "halving-doubling", "direct"] {
+        let run = run("3", &["--algorithm", algorithm]);
+        assert_eq!(run["algorithm"], algorithm);
+        assert_eq!(params_sha256(&run), params_sha256(&alone), "{algorithm}");
+        for selection in run["selections"].as_array().unwrap() {
+            assert_eq!(selection["algorithm"], algorithm);
+            assert!(selection["measured_us"].as_f64().unwrap() > 0.0);
+        }
+    }
+    let apart = run("3", &["--no-overlap", "--gso", "off", "--mtu", "1200"]);
+    assert_eq!(apart["algorithm"], "auto");
+    assert_eq!(params_sha256(&apart), params_sha256(&alone));
+    let predicted = apart["selections"].as_array().unwrap();
+    assert!(predicted.iter().all(|selection| selection["predicted_us"].as_f64().unwrap() > 0.0));
+}

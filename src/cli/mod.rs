@@ -8,6 +8,7 @@ mod error;
 mod eval;
 mod key;
 mod model_engine;
+mod network_flags;
 mod predict;
 mod progress;
 mod run_flags;
@@ -28,9 +29,9 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train with local workers: one process each, a ring among them
+    /// Train with local workers: one process each, no server among them
     Train(train::TrainArguments),
-    /// Be one worker of a ring over several machines
+    /// Be one worker of a group over several machines
     Worker(worker::WorkerArguments),
     /// Repeat a checkpoint's accuracy and show its confusion matrix
     Eval(eval::EvalArguments),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::config::{Kernels, RunConfig};
 use crate::data::Dataset;
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::worker::{DataPlan, WorkerPlan, open_engine};
+use crate::launch::worker::{DataPlan, NetworkPlan, WorkerPlan, open_engine};
 use crate::train::checkpoint::{TrainedModel, read_model};
 use crate::train::engine::GradientEngine;
 
@@ -27,6 +27,7 @@ pub fn forward_engine(
     let plan = WorkerPlan {
         config: RunConfig { model: model.kind, kernels, ..RunConfig::default() },
         data: DataPlan::default(),
+        network: NetworkPlan::default(),
         adapter,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         resume: None,

@@ -13,11 +13,14 @@ use crate::gpu::{AdapterChoice, adapters_for};
 use crate::launch::adapters::{self, Assignment, cores_of_each};
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::local::LocalGroup;
-use crate::launch::worker::{DataPlan, FolderPlan, Membership, WorkerPlan, run_worker};
+use crate::launch::worker::{
+    DataPlan, FolderPlan, Membership, NetworkPlan, WorkerPlan, run_worker,
+};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::metrics::RunSummary;
 
 use super::CommandError;
+use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 
@@ -42,6 +45,11 @@ pub struct TrainArguments {
     #[command(flatten)]
     run: RunFlags,
     #[command(flatten)]
+    network: NetworkFlags,
+    /// Reduce no bucket before all are computed, for comparison
+    #[arg(long, env = "ANNULET_NO_OVERLAP", help_heading = "Network")]
+    no_overlap: bool,
+    #[command(flatten)]
     output: OutputFlags,
 }
 
@@ -55,7 +63,9 @@ pub fn run(arguments: TrainArguments) -> Result<(), CommandError> {
         (None, Some(resume)) => folder_of(resume),
         (None, None) => new_folder(),
     };
-    let mut plan = plan_worker(&arguments.run, &arguments.config, &arguments.output, folder)?;
+    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let mut plan =
+        plan_worker(&arguments.run, &arguments.config, network, &arguments.output, folder)?;
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
     // SAFETY: no thread was started yet. Worker processes inherit the variables.
@@ -89,6 +99,7 @@ pub fn run(arguments: TrainArguments) -> Result<(), CommandError> {
 pub fn plan_worker(
     run: &RunFlags,
     config_file: &Option<PathBuf>,
+    network: NetworkPlan,
     output: &OutputFlags,
     folder: PathBuf,
 ) -> Result<WorkerPlan, CommandError> {
@@ -111,6 +122,7 @@ pub fn plan_worker(
     Ok(WorkerPlan {
         config,
         data,
+        network,
         adapter: None,
         cores: 1,
         resume: output.resume.clone(),

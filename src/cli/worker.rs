@@ -1,4 +1,4 @@
-//! `annulet worker`: one worker of a ring over several machines, or a child of `annulet train`.
+//! `annulet worker`: one worker of a group over several machines, or a child of `annulet train`.
 
 use std::io::{BufRead, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -17,11 +17,12 @@ use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{Membership, peer_addresses, run_worker};
 use crate::net::identity::ClusterKey;
-use crate::net::{PeerAddress, RingOptions, TransportSettings};
-use crate::train::collective::Ring;
+use crate::net::{GroupOptions, PeerAddress};
+use crate::train::collective::Group;
 use crate::train::event::Event;
 
 use super::CommandError;
+use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::train::{Interrupt, folder_of, new_folder, plan_worker, report};
@@ -71,6 +72,11 @@ pub struct WorkerArguments {
     #[command(flatten)]
     run: RunFlags,
     #[command(flatten)]
+    network: NetworkFlags,
+    /// Reduce no bucket before all are computed, for comparison
+    #[arg(long, env = "ANNULET_NO_OVERLAP", help_heading = "Network")]
+    no_overlap: bool,
+    #[command(flatten)]
     output: OutputFlags,
 }
 
@@ -101,7 +107,9 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         (None, Some(resume)) => folder_of(resume),
         (None, None) => new_folder(),
     };
-    let mut plan = plan_worker(&arguments.run, &arguments.config, &output, folder.clone())?;
+    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let mut plan =
+        plan_worker(&arguments.run, &arguments.config, network, &output, folder.clone())?;
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     plan.folder = plan.folder.filter(|_| rank == 0);
@@ -118,12 +126,13 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         let join_timeout = Duration::from_secs(arguments.join_timeout);
         let run_id = run_id_of(&peers);
         let workers = peers.len();
+        let network = plan.network.clone();
         Membership {
             rank,
             workers,
             members: peers.iter().map(ToString::to_string).collect(),
             connect: Box::new(move |config_digest| {
-                Ok(Box::new(Ring::join(RingOptions {
+                Ok(Box::new(Group::join(GroupOptions {
                     socket,
                     key: cluster_key,
                     peers: peers.into_iter().map(|peer| vec![peer]).collect(),
@@ -131,7 +140,8 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
                     run_id,
                     config_digest,
                     join_timeout,
-                    transport: TransportSettings::default(),
+                    strategy: network.strategy,
+                    transport: network.transport,
                 })?))
             }),
         }
@@ -186,12 +196,13 @@ fn follow_orders() -> Result<(), CommandError> {
     let Ok(ToWorker::Peers { addresses }) = orders.recv() else {
         return Err(CommandError::Usage("the launcher did not tell the peers' addresses".into()));
     };
+    let network = plan.network.clone();
     let membership = Membership {
         rank,
         workers,
         members: Membership::describe(&addresses),
         connect: Box::new(move |config_digest| {
-            Ok(Box::new(Ring::join(RingOptions {
+            Ok(Box::new(Group::join(GroupOptions {
                 socket,
                 key: cluster_key,
                 peers: peer_addresses(&addresses),
@@ -199,7 +210,8 @@ fn follow_orders() -> Result<(), CommandError> {
                 run_id,
                 config_digest,
                 join_timeout: LAUNCHED_JOIN_TIMEOUT,
-                transport: TransportSettings::default(),
+                strategy: network.strategy,
+                transport: network.transport,
             })?))
         }),
     };

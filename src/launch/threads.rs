@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use crate::net::GroupOptions;
 use crate::net::identity::ClusterKey;
-use crate::net::{RingOptions, TransportSettings};
-use crate::train::collective::Ring;
+use crate::train::collective::Group;
 use crate::train::event::{Observer, Silent};
 use crate::train::metrics::RunSummary;
 
@@ -17,7 +17,7 @@ use super::worker::{Membership, WorkerPlan, peer_addresses, run_worker};
 /// All threads start at once; what they wait for is each other's data and kernels.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Trains with `workers` threads that form a ring over loopback QUIC; returns rank 0's summary.
+/// Trains with `workers` threads that form a group over loopback QUIC; returns rank 0's summary.
 ///
 /// The folder, if the plan has one, is written by rank 0, and `observer` hears rank 0's events.
 pub fn train_in_threads(
@@ -50,13 +50,14 @@ pub fn train_in_threads(
                     ..plan.clone()
                 };
                 let (key, addresses, stop) = (key.clone(), addresses.clone(), stop.clone());
+                let network = plan.network.clone();
                 scope.spawn(move || {
                     let membership = Membership {
                         rank,
                         workers,
                         members: Membership::describe(&addresses),
                         connect: Box::new(move |config_digest| {
-                            Ok(Box::new(Ring::join(RingOptions {
+                            Ok(Box::new(Group::join(GroupOptions {
                                 socket,
                                 key,
                                 peers: peer_addresses(&addresses),
@@ -64,7 +65,8 @@ pub fn train_in_threads(
                                 run_id: "threads".into(),
                                 config_digest,
                                 join_timeout: JOIN_TIMEOUT,
-                                transport: TransportSettings::default(),
+                                strategy: network.strategy,
+                                transport: network.transport,
                             })?))
                         }),
                     };

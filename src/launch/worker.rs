@@ -12,8 +12,9 @@ use crate::config::{Kernels, RunConfig};
 use crate::data::dataset::SampleLimits;
 use crate::data::{DataError, Dataset, DatasetRequest, LoadedDataset, SearchRoots};
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
-use crate::net::PeerAddress;
+use crate::net::{PeerAddress, TransportSettings};
 use crate::numerics::fixed_point::TILE_SAMPLES;
+use crate::protocol::exchange::Strategy;
 use crate::reference::engine::ReferenceEngine;
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::collective::{Collective, Solo};
@@ -30,6 +31,7 @@ use super::LaunchError;
 pub struct WorkerPlan {
     pub config: RunConfig,
     pub data: DataPlan,
+    pub network: NetworkPlan,
     /// What `--adapter` takes; none: the best.
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
@@ -38,6 +40,25 @@ pub struct WorkerPlan {
     pub resume: Option<PathBuf>,
     /// For the worker that writes the run folder.
     pub folder: Option<FolderPlan>,
+}
+
+/// How workers exchange gradients; nothing in here changes the result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkPlan {
+    pub strategy: Strategy,
+    /// Whether a bucket is reduced while the next one is computed.
+    pub overlap: bool,
+    pub transport: TransportSettings,
+}
+
+impl Default for NetworkPlan {
+    fn default() -> Self {
+        NetworkPlan {
+            strategy: Strategy::Auto,
+            overlap: true,
+            transport: TransportSettings::default(),
+        }
+    }
 }
 
 /// Which images are trained on; what [`DatasetRequest`] is made of.
@@ -105,7 +126,7 @@ impl Membership<'_> {
     }
 }
 
-/// The addresses at which bound sockets are reached, as the ring takes them.
+/// The addresses at which bound sockets are reached, as a group takes them.
 pub fn peer_addresses(bound: &[Vec<SocketAddr>]) -> Vec<Vec<PeerAddress>> {
     bound.iter().map(|list| list.iter().copied().map(PeerAddress::from).collect()).collect()
 }
@@ -157,6 +178,7 @@ pub fn run_worker(
         stop,
         started_at,
         members,
+        overlap: plan.network.overlap,
     };
     Ok(trainer.run(observer)?)
 }

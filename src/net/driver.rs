@@ -1,39 +1,35 @@
-//! The communication thread: one endpoint, both neighbours, and the collectives under way.
+//! The communication thread: one endpoint, the other workers, and the collectives under way.
 //!
 //! Everything runs on one thread with a single-threaded tokio runtime. Sending and receiving are
 //! driven from one poll function in one task, since a worker that waited for its sends before it
 //! read would wait for ever once all workers did. Vectors come in by one bounded channel and go
 //! back by another; they are moved, never copied.
-//!
-//! The streams of consecutive collectives follow each other without a gap: while the last words of
-//! one are still awaited, the own shard of the next may already be on its way.
 
-use std::collections::VecDeque;
-use std::future::Future;
 use std::net::UdpSocket;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc as blocking;
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use quinn::{ConnectionError, ReadError, WriteError};
+use quinn::ConnectionError;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
+use super::channel::{Channel, Counters, Job, Jobs};
 use super::endpoint::{Endpoint, TransportSettings};
 use super::identity::ClusterKey;
-use super::peer::{self, CODE_ABORT, CODE_DONE, JoinLimit, Next, Peer, PeerAddress, Prev};
+use super::peer::{self, CODE_ABORT, CODE_DONE, JoinLimit, Mesh, PeerAddress};
 use super::{NetError, wire};
 use crate::protocol::collective::{CollectiveId, Reduction};
-use crate::protocol::message::{Abort, CollectiveHeader, HEADER_WORDS, Hello, describe};
-use crate::protocol::ring::RingAllReduce;
+use crate::protocol::exchange::{Algorithm, Exchange, Strategy};
+use crate::protocol::message::{Abort, CollectiveHeader, Hello, describe};
 
-/// What a worker needs to join a ring.
+/// What a worker needs to join a group.
 #[derive(Debug)]
-pub struct RingOptions {
+pub struct GroupOptions {
     /// Bound to the address that the other workers were told.
     pub socket: UdpSocket,
     pub key: ClusterKey,
@@ -46,18 +42,20 @@ pub struct RingOptions {
     pub run_id: String,
     /// Digest of everything that decides the result; the same on all workers.
     pub config_digest: [u8; 32],
-    /// How long the neighbours may take to be there.
+    /// How long the others may take to be there.
     pub join_timeout: Duration,
+    /// How algorithms are chosen; the same on all workers.
+    pub strategy: Strategy,
     pub transport: TransportSettings,
 }
 
 /// Vectors that may be under way at one time.
 pub const IN_FLIGHT_MAX: usize = 64;
 
-/// The trainer's end of the communication thread. Dropping it before [`close`](RingHandle::close)
+/// The trainer's end of the communication thread. Dropping it before [`close`](GroupHandle::close)
 /// tells the other workers that this one left, and ends their run.
 #[derive(Debug)]
-pub struct RingHandle {
+pub struct GroupHandle {
     rank: usize,
     world_size: usize,
     /// `None` once closed.
@@ -74,6 +72,7 @@ pub struct RingHandle {
 enum Command {
     Reduce {
         id: CollectiveId,
+        algorithm: Algorithm,
         reduction: Reduction,
         vector: Vec<u32>,
     },
@@ -86,26 +85,27 @@ enum Command {
 #[derive(Debug)]
 enum Event {
     Joined,
-    Reduced(Vec<u32>),
+    Reduced(Reduced),
 }
 
-/// Bytes of vectors and headers that went through the streams, and the time it took.
-#[derive(Debug, Default)]
-struct Counters {
-    busy_ns: AtomicU64,
-    sent: AtomicU64,
-    received: AtomicU64,
+/// A vector that is reduced.
+#[derive(Debug)]
+pub struct Reduced {
+    pub vector: Vec<u32>,
+    /// From when it was handed over, or reached the head of the queue, to now.
+    pub took: Duration,
 }
 
-impl RingHandle {
-    /// Starts the communication thread and waits until both neighbours are connected.
+impl GroupHandle {
+    /// Starts the communication thread and waits until all workers are connected that this one will
+    /// exchange words with.
     ///
     /// # Errors
-    /// If a neighbour is not there in time, holds another key, or takes part in another run.
+    /// If a worker is not there in time, holds another key, or takes part in another run.
     ///
     /// # Panics
     /// If `rank` is not an index of `peers`.
-    pub fn join(options: RingOptions) -> Result<RingHandle, NetError> {
+    pub fn join(options: GroupOptions) -> Result<GroupHandle, NetError> {
         let (rank, world_size) = (options.rank, options.peers.len());
         assert!(rank < world_size, "rank {rank} in a world of {world_size}");
         // Both channels hold all that may be under way and the last word, so neither side waits.
@@ -121,7 +121,7 @@ impl RingHandle {
             .name("annulet-net".to_owned())
             .spawn(|| run(options, trainer))
             .map_err(NetError::Thread)?;
-        let mut handle = RingHandle {
+        let mut handle = GroupHandle {
             rank,
             world_size,
             commands: Some(commands),
@@ -145,16 +145,18 @@ impl RingHandle {
         self.world_size
     }
 
-    /// Hands a vector over, without waiting.
+    /// Hands a vector over, without waiting. The algorithm must be one of the strategy's, and the
+    /// same on all workers.
     ///
     /// # Errors
-    /// If the ring has failed, or if [`IN_FLIGHT_MAX`] vectors are under way.
+    /// If the group has failed, or if [`IN_FLIGHT_MAX`] vectors are under way.
     ///
     /// # Panics
     /// If the vector's length is not the reduction's, or is 2^32 words or more.
     pub fn start(
         &mut self,
         id: CollectiveId,
+        algorithm: Algorithm,
         reduction: Reduction,
         vector: Vec<u32>,
     ) -> Result<(), NetError> {
@@ -163,7 +165,7 @@ impl RingHandle {
         if self.in_flight == IN_FLIGHT_MAX {
             return Err(NetError::TooManyInFlight(IN_FLIGHT_MAX));
         }
-        if !self.send(Command::Reduce { id, reduction, vector }) {
+        if !self.send(Command::Reduce { id, algorithm, reduction, vector }) {
             return Err(self.failed());
         }
         self.in_flight += 1;
@@ -178,16 +180,16 @@ impl RingHandle {
     /// Waits for the oldest vector under way and returns it, reduced.
     ///
     /// # Errors
-    /// If the ring has failed.
+    /// If the group has failed.
     ///
     /// # Panics
     /// If none is under way.
-    pub fn finish(&mut self) -> Result<Vec<u32>, NetError> {
+    pub fn finish(&mut self) -> Result<Reduced, NetError> {
         assert!(self.in_flight > 0, "a vector is under way");
         match self.next_event()? {
-            Event::Reduced(vector) => {
+            Event::Reduced(reduced) => {
                 self.in_flight -= 1;
-                Ok(vector)
+                Ok(reduced)
             }
             Event::Joined => unreachable!("joining is over"),
         }
@@ -203,10 +205,10 @@ impl RingHandle {
         Duration::from_nanos(self.traffic.busy_ns.load(Ordering::Relaxed))
     }
 
-    /// Finishes what is under way, makes sure that the next neighbour has all of it, and parts.
+    /// Finishes what is under way, makes sure that the others have all of it, and parts.
     ///
     /// # Errors
-    /// If the ring fails before that.
+    /// If the group fails before that.
     pub fn close(mut self) -> Result<(), NetError> {
         if self.failure.is_some() || !self.send(Command::Close) {
             return Err(self.failed());
@@ -265,9 +267,9 @@ impl RingHandle {
 
 const GONE: &str = "its thread ended without a reason, which is a bug in annulet";
 
-impl Drop for RingHandle {
+impl Drop for GroupHandle {
     fn drop(&mut self) {
-        // Waits until the neighbours are told, which takes no longer than DRAIN_MAX. A thread that
+        // Waits until the others are told, which takes no longer than DRAIN_MAX. A thread that
         // panicked has said so already.
         let _ = self.join_thread();
     }
@@ -288,10 +290,10 @@ impl Trainer {
     }
 }
 
-/// The longest wait, after closing, for the neighbours to take note.
+/// The longest wait, after closing, for the others to take note.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
-fn run(options: RingOptions, trainer: Trainer) {
+fn run(options: GroupOptions, trainer: Trainer) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return trainer.tell(Err(NetError::Thread(error))),
@@ -305,14 +307,14 @@ fn run(options: RingOptions, trainer: Trainer) {
     runtime.shutdown_background();
 }
 
-async fn work(options: RingOptions, trainer: Trainer) {
+async fn work(options: GroupOptions, trainer: Trainer) {
     let (rank, world) = (options.rank, options.peers.len());
     if world == 1 {
         return alone(trainer).await;
     }
-    let next = (rank + 1) % world;
-    if options.peers[next].is_empty() {
-        return trainer.tell(Err(NetError::Settings(format!("rank {next} has no address"))));
+    let wanted = options.strategy.peers(rank, world);
+    if let Some(peer) = wanted.iter().find(|&&peer| options.peers[peer].is_empty()) {
+        return trainer.tell(Err(NetError::Settings(format!("rank {peer} has no address"))));
     }
     let endpoint = match Endpoint::new(options.socket, &options.key, &options.transport) {
         Ok(endpoint) => endpoint,
@@ -324,12 +326,13 @@ async fn work(options: RingOptions, trainer: Trainer) {
         world_size: world as u32,
         generation: 0,
         rank: rank as u32,
+        strategy: options.strategy,
     };
     let limit = JoinLimit::new(options.join_timeout);
-    let joined = peer::join(&endpoint, &hello, &options.peers[next], limit).await;
+    let joined = peer::join(&endpoint, &hello, &options.peers, &wanted, limit).await;
     endpoint.refuse_connections();
-    let (next, prev) = match joined {
-        Ok(neighbours) => neighbours,
+    let mesh = match joined {
+        Ok(mesh) => mesh,
         Err(error) => {
             close(&endpoint, rank, &trainer, Err(End::Failed(error))).await;
             return;
@@ -337,16 +340,18 @@ async fn work(options: RingOptions, trainer: Trainer) {
     };
     trainer.tell(Ok(Event::Joined));
     let stall = StallWatch::new(options.transport.stall_warning);
-    let mut driver = Driver::new(rank, world, next, prev, trainer, stall);
+    let mut driver = Driver::new(rank, world, mesh, trainer, stall);
     let end = driver.run().await;
-    let path = driver.next.peer.connection.stats().path;
-    tracing::debug!("rank {rank}: the path to the next worker was {path:?}");
+    for channel in &driver.channels {
+        let (peer, path) = (channel.peer().rank, channel.peer().connection.stats().path);
+        tracing::debug!("rank {rank}: the path to rank {peer} was {path:?}");
+    }
     // The driver lives on until the connections are closed: dropping its streams before would look
-    // like a fault to the neighbours.
+    // like a fault to the others.
     close(&endpoint, rank, &driver.trainer, end).await;
 }
 
-/// Tells the trainer and the neighbours how it ended.
+/// Tells the trainer and the other workers how it ended.
 async fn close(endpoint: &Endpoint, rank: usize, trainer: &Trainer, end: Result<(), End>) {
     let abort = match end {
         Ok(()) => None,
@@ -364,11 +369,11 @@ async fn close(endpoint: &Endpoint, rank: usize, trainer: &Trainer, end: Result<
     let _ = timeout(DRAIN_MAX, endpoint.drained()).await;
 }
 
-/// The only worker's ring: each vector is its own reduction.
+/// The only worker's group: each vector is its own reduction.
 async fn alone(mut trainer: Trainer) {
     trainer.tell(Ok(Event::Joined));
     while let Some(Command::Reduce { vector, .. }) = trainer.commands.recv().await {
-        trainer.tell(Ok(Event::Reduced(vector)));
+        trainer.tell(Ok(Event::Reduced(Reduced { vector, took: Duration::ZERO })));
     }
 }
 
@@ -385,115 +390,62 @@ impl From<NetError> for End {
     }
 }
 
-/// The collectives under way and the two streams.
+/// The collectives under way and the streams.
 struct Driver {
     rank: usize,
     world: usize,
-    next: Next,
-    prev: Prev,
+    /// By rank.
+    channels: Vec<Channel>,
+    /// Tells a connection's rank and error once it is closed.
+    closed: JoinSet<(usize, ConnectionError)>,
     trainer: Trainer,
-    /// In the order in which they were started, which is that of both streams.
-    jobs: VecDeque<Job>,
-    /// Jobs begun so far.
-    sequence: u64,
+    jobs: Jobs,
+    /// When the last job was delivered.
+    delivered: Instant,
     /// Since when at least one job is under way.
     busy_since: Option<Instant>,
     /// No more jobs will come.
     closing: bool,
-    outgoing: Outgoing,
-    incoming: Incoming,
-    next_closed: Closed,
-    prev_closed: Closed,
     stall: StallWatch,
 }
 
-/// One collective under way.
-struct Job {
-    header: CollectiveHeader,
-    ring: RingAllReduce,
-    vector: Vec<u32>,
-}
-
-/// Where the stream to the next neighbour stands.
-#[derive(Default)]
-struct Outgoing {
-    /// The job being sent: an index of `jobs`.
-    job: usize,
-    /// Bytes of its header and words that are sent.
-    bytes: usize,
-}
-
-/// Where the stream from the previous neighbour stands.
-struct Incoming {
-    /// The job being received: an index of `jobs`.
-    job: usize,
-    /// Whether its header has come.
-    header_seen: bool,
-    /// Words as they arrived, in the machine's byte order as far as they are complete.
-    buffer: Box<[u32]>,
-    /// Bytes of the buffer that are filled and not yet used.
-    filled: usize,
-}
-
-/// Ends with the reason once the connection is closed.
-type Closed = Option<Pin<Box<dyn Future<Output = ConnectionError> + Send>>>;
-
-const HEADER_BYTES: usize = HEADER_WORDS * size_of::<u32>();
-
-/// 64 KiB stay in the processor's caches while they are reduced.
-const BUFFER_WORDS: usize = 16 << 10;
-
 impl Driver {
-    fn new(
-        rank: usize,
-        world: usize,
-        next: Next,
-        prev: Prev,
-        trainer: Trainer,
-        stall: StallWatch,
-    ) -> Driver {
+    fn new(rank: usize, world: usize, mesh: Mesh, trainer: Trainer, stall: StallWatch) -> Driver {
         Driver {
             rank,
             world,
-            next_closed: closed(&next.peer),
-            prev_closed: closed(&prev.peer),
-            next,
-            prev,
+            channels: mesh.links.into_iter().map(Channel::new).collect(),
+            closed: mesh.closed,
             trainer,
-            jobs: VecDeque::new(),
-            sequence: 0,
+            jobs: Jobs::default(),
+            delivered: Instant::now(),
             busy_since: None,
             closing: false,
-            outgoing: Outgoing::default(),
-            incoming: Incoming {
-                job: 0,
-                header_seen: false,
-                buffer: vec![0; BUFFER_WORDS].into_boxed_slice(),
-                filled: 0,
-            },
             stall,
         }
     }
 
-    /// Works until the trainer closes the ring or something fails.
+    /// Works until the trainer closes the group or something fails.
     async fn run(&mut self) -> Result<(), End> {
         std::future::poll_fn(|cx| self.poll(cx)).await?;
-        // All vectors are reduced, so nothing more is needed from the previous neighbour; what the
-        // next one needs must have reached it before the connection may be closed.
-        let _ = self.next.stream.finish();
-        match self.next.stream.stopped().await {
-            Err(quinn::StoppedError::ConnectionLost(error)) if !peer::is_done(&error) => {
-                Err(self.next.peer.lost(&error, "the end of the run").into())
-            }
-            _ => Ok(()),
+        // All vectors are reduced, so nothing more is needed from the others; what they need must
+        // have reached them before the connections may be closed.
+        self.channels.iter_mut().for_each(Channel::finish);
+        for channel in &mut self.channels {
+            channel.drained().await?;
         }
+        Ok(())
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         loop {
             let mut moved = self.poll_commands(cx)?;
-            moved |= self.poll_receive(cx)?;
-            moved |= self.poll_send(cx)?;
+            for channel in &mut self.channels {
+                moved |= channel.poll_receive(cx, &mut self.jobs, &self.trainer.traffic)?;
+            }
+            for channel in &mut self.channels {
+                moved |= channel.poll_send(cx, &mut self.jobs, &self.trainer.traffic)?;
+            }
             self.deliver();
             if !moved {
                 break;
@@ -502,11 +454,8 @@ impl Driver {
         if self.closing && self.jobs.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        if let Some(error) = poll_closed(cx, &mut self.next_closed) {
-            return Poll::Ready(Err(self.next.peer.lost(&error, self.activity()).into()));
-        }
-        if let Some(error) = poll_closed(cx, &mut self.prev_closed) {
-            return Poll::Ready(Err(self.prev.peer.lost(&error, self.activity()).into()));
+        if let Some(error) = self.poll_closed(cx) {
+            return Poll::Ready(Err(error.into()));
         }
         self.poll_stall(cx);
         Poll::Pending
@@ -518,12 +467,8 @@ impl Driver {
         while !self.closing {
             match self.trainer.commands.poll_recv(cx) {
                 Poll::Pending => break,
-                Poll::Ready(Some(Command::Reduce { id, reduction, vector })) => {
-                    let header = CollectiveHeader::new(id, reduction, self.sequence);
-                    let ring = RingAllReduce::new(self.rank, self.world, reduction);
-                    self.busy_since.get_or_insert_with(Instant::now);
-                    self.jobs.push_back(Job { header, ring, vector });
-                    self.sequence += 1;
+                Poll::Ready(Some(Command::Reduce { id, algorithm, reduction, vector })) => {
+                    self.begin(id, algorithm, reduction, vector);
                 }
                 Poll::Ready(Some(Command::Close)) => self.closing = true,
                 Poll::Ready(Some(Command::Abort(reason))) => return Err(End::Left(reason)),
@@ -534,123 +479,31 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Reads once and reduces what came, so that it can be passed on before more is read.
-    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Result<bool, NetError> {
-        if self.incoming.job == self.jobs.len() {
-            return Ok(false);
-        }
-        // What is left in the buffer may have waited for a job that is there now.
-        let mut moved = self.use_buffer()?;
-        if self.incoming.job == self.jobs.len() {
-            return Ok(moved);
-        }
-        let incoming = &mut self.incoming;
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut incoming.buffer);
-        let read = match self.prev.stream.poll_read(cx, &mut bytes[incoming.filled..]) {
-            Poll::Pending => return Ok(moved),
-            Poll::Ready(Ok(0)) => return Err(self.prev.peer.finished(self.activity())),
-            Poll::Ready(Ok(read)) => read,
-            Poll::Ready(Err(ReadError::ConnectionLost(error))) => {
-                return Err(self.prev.peer.lost(&error, self.activity()));
-            }
-            Poll::Ready(Err(error)) => return Err(self.prev.peer.violation(error)),
-        };
-        let complete =
-            incoming.filled / size_of::<u32>()..(incoming.filled + read) / size_of::<u32>();
-        for word in &mut incoming.buffer[complete] {
-            *word = u32::from_le(*word);
-        }
-        incoming.filled += read;
-        self.trainer.traffic.received.fetch_add(read as u64, Ordering::Relaxed);
-        moved = true;
-        self.use_buffer()?;
-        Ok(moved)
-    }
-
-    /// Gives the buffered words to the jobs they belong to.
-    fn use_buffer(&mut self) -> Result<bool, NetError> {
-        let Incoming { job: at, header_seen, buffer, filled } = &mut self.incoming;
-        let mut words = &buffer[..*filled / size_of::<u32>()];
-        let all = words.len();
-        while let Some(job) = self.jobs.get_mut(*at) {
-            if !*header_seen {
-                let Some((header, rest)) = words.split_first_chunk::<HEADER_WORDS>() else { break };
-                let theirs = CollectiveHeader::decode(header)
-                    .map_err(|fault| self.prev.peer.violation(fault))?;
-                job.header.check(&theirs, self.prev.peer.rank)?;
-                *header_seen = true;
-                words = rest;
-            }
-            let (piece, rest) = words.split_at(words.len().min(job.ring.words_to_receive()));
-            job.ring
-                .receive(&mut job.vector, piece)
-                .map_err(|fault| self.prev.peer.violation(fault))?;
-            words = rest;
-            if job.ring.words_to_receive() > 0 {
-                break;
-            }
-            *at += 1;
-            *header_seen = false;
-        }
-        let used = (all - words.len()) * size_of::<u32>();
-        bytemuck::cast_slice_mut::<u32, u8>(buffer).copy_within(used..*filled, 0);
-        *filled -= used;
-        Ok(used > 0)
-    }
-
-    /// Sends as much as may be sent and as the transport takes.
-    fn poll_send(&mut self, cx: &mut Context<'_>) -> Result<bool, NetError> {
-        let mut moved = false;
-        while let Some(job) = self.jobs.get_mut(self.outgoing.job) {
-            let bytes = self.outgoing.bytes;
-            let header;
-            let mut reordered = Vec::new();
-            let sendable = if bytes < HEADER_BYTES {
-                header = job.header.encode();
-                &little_endian(&header, &mut reordered)[bytes..]
-            } else {
-                // The first word may be sent in part.
-                let words = &job.vector[job.ring.next_send()];
-                &little_endian(words, &mut reordered)[bytes % size_of::<u32>()..]
-            };
-            if sendable.is_empty() {
-                if job.ring.words_to_send() > 0 {
-                    break;
-                }
-                self.outgoing = Outgoing { job: self.outgoing.job + 1, bytes: 0 };
-                moved = true;
-                continue;
-            }
-            // The transport copies the bytes; the vector may change at once.
-            let written = match Pin::new(&mut self.next.stream).poll_write(cx, sendable) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(written)) => written,
-                Poll::Ready(Err(WriteError::ConnectionLost(error))) => {
-                    return Err(self.next.peer.lost(&error, describe(&job.header.id)));
-                }
-                Poll::Ready(Err(error)) => return Err(self.next.peer.violation(error)),
-            };
-            let words_before = bytes.saturating_sub(HEADER_BYTES) / size_of::<u32>();
-            let words_after = (bytes + written).saturating_sub(HEADER_BYTES) / size_of::<u32>();
-            job.ring.sent(words_after - words_before);
-            self.outgoing.bytes += written;
-            self.trainer.traffic.sent.fetch_add(written as u64, Ordering::Relaxed);
-            moved = true;
-        }
-        Ok(moved)
+    fn begin(
+        &mut self,
+        id: CollectiveId,
+        algorithm: Algorithm,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) {
+        let header = CollectiveHeader::new(id, algorithm, reduction, self.jobs.started());
+        let exchange = Exchange::new(algorithm, self.rank, self.world, reduction, &vector);
+        let streams = self.channels.iter().map(|channel| channel.directions(&exchange)).sum();
+        let since = Instant::now();
+        self.busy_since.get_or_insert(since);
+        self.jobs.push(Job { header, exchange, vector, since, streams });
     }
 
     /// Gives back the vectors that are reduced and sent.
     fn deliver(&mut self) {
-        while self.outgoing.job > 0 && self.incoming.job > 0 {
-            let job = self.jobs.pop_front().expect("both streams are past the first job");
-            debug_assert!(job.ring.is_finished());
-            self.outgoing.job -= 1;
-            self.incoming.job -= 1;
+        while let Some(job) = self.jobs.pop_finished() {
+            let since = job.since.max(self.delivered);
+            self.delivered = Instant::now();
             if self.jobs.is_empty() {
                 self.count_busy();
             }
-            self.trainer.tell(Ok(Event::Reduced(job.vector)));
+            let took = self.delivered - since;
+            self.trainer.tell(Ok(Event::Reduced(Reduced { vector: job.vector, took })));
         }
     }
 
@@ -662,7 +515,21 @@ impl Driver {
         }
     }
 
-    /// What the ring is at, for error texts.
+    /// The error of a connection that was lost. A worker that has finished its run needs nothing
+    /// more; if something is still needed from it, reading or writing will say so.
+    fn poll_closed(&mut self, cx: &mut Context<'_>) -> Option<NetError> {
+        while let Poll::Ready(Some(closed)) = self.closed.poll_join_next(cx) {
+            let (rank, error) =
+                closed.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+            let channel = self.channels.iter().find(|channel| channel.peer().rank == rank);
+            if let Some(channel) = channel.filter(|_| !peer::is_done(&error)) {
+                return Some(channel.peer().lost(&error, self.activity()));
+            }
+        }
+        None
+    }
+
+    /// What the group is at, for error texts.
     fn activity(&self) -> String {
         self.jobs.front().map_or_else(|| "a pause".to_owned(), |job| describe(&job.header.id))
     }
@@ -670,54 +537,24 @@ impl Driver {
     fn poll_stall(&mut self, cx: &mut Context<'_>) {
         let Counters { busy_ns: _, sent, received } = &*self.trainer.traffic;
         let bytes = sent.load(Ordering::Relaxed) + received.load(Ordering::Relaxed);
-        let position = (self.sequence, bytes);
+        let position = (self.jobs.started(), bytes);
         let Some(stalled_for) = self.stall.poll(cx, position) else { return };
-        if let Some(report) = self.stall_report() {
-            tracing::warn!("nothing has moved for {:.1} s: {report}", stalled_for.as_secs_f32());
+        if !self.jobs.is_empty() {
+            let seconds = stalled_for.as_secs_f32();
+            tracing::warn!("nothing has moved for {seconds:.1} s: {}", self.stall_report());
         }
     }
 
-    /// Who is awaited, and for what; nobody, if nothing is under way.
-    fn stall_report(&self) -> Option<String> {
-        let awaited = |job: &Job| describe(&job.header.id);
-        if let Some(job) = self.jobs.get(self.incoming.job) {
-            let Peer { rank, address, .. } = self.prev.peer;
-            let left = job.ring.words_to_receive();
-            return Some(format!(
-                "waiting for rank {rank} at {address} to send {} ({left} words left)",
-                awaited(job)
-            ));
+    /// Who is awaited, and for what.
+    fn stall_report(&self) -> String {
+        let words = self.channels.iter().filter_map(|channel| channel.awaited_words(&self.jobs));
+        let room = self.channels.iter().filter_map(|channel| channel.awaited_room(&self.jobs));
+        let mut report: Vec<String> = words.collect();
+        if report.is_empty() {
+            report = room.collect();
         }
-        let job = self.jobs.get(self.outgoing.job)?;
-        let Peer { rank, address, .. } = self.next.peer;
-        let left = job.ring.words_to_send();
-        Some(format!(
-            "waiting for rank {rank} at {address} to take {} ({left} words left)",
-            awaited(job)
-        ))
+        report.join("; ")
     }
-}
-
-fn closed(peer: &Peer) -> Closed {
-    let connection = peer.connection.clone();
-    Some(Box::pin(async move { connection.closed().await }))
-}
-
-/// The error of a connection that was lost. A neighbour that has finished its run needs nothing
-/// more; if something is still needed from it, reading or writing will say so.
-fn poll_closed(cx: &mut Context<'_>, closed: &mut Closed) -> Option<ConnectionError> {
-    let Poll::Ready(error) = closed.as_mut()?.as_mut().poll(cx) else { return None };
-    *closed = None;
-    (!peer::is_done(&error)).then_some(error)
-}
-
-/// The words' bytes in the order in which they are sent: the words themselves, on most machines.
-fn little_endian<'a>(words: &'a [u32], reordered: &'a mut Vec<u32>) -> &'a [u8] {
-    if cfg!(target_endian = "little") {
-        return bytemuck::cast_slice(words);
-    }
-    reordered.extend(words.iter().take(BUFFER_WORDS).map(|word| word.to_le()));
-    bytemuck::cast_slice(reordered)
 }
 
 /// Notices when nothing moves.
@@ -757,8 +594,11 @@ impl StallWatch {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use super::*;
     use crate::protocol::collective::Content;
+    use crate::protocol::message::HEADER_WORDS;
 
     /// What rank 0 of two says of a rank 1 that holds the key and does this with its stream.
     fn verdict_on(rogue: impl FnOnce(&mut quinn::SendStream)) -> NetError {
@@ -770,7 +610,7 @@ mod tests {
             .map(|socket| vec![socket.local_addr().expect("a bound socket").into()])
             .collect();
         let [socket, rogue_socket] = sockets;
-        let options = RingOptions {
+        let options = GroupOptions {
             socket,
             key: key.clone(),
             rank: 0,
@@ -778,12 +618,13 @@ mod tests {
             run_id: "test".into(),
             config_digest: [7; 32],
             join_timeout: Duration::from_secs(30),
+            strategy: Strategy::Ring,
             transport: TransportSettings::default(),
         };
         let worker = thread::spawn(|| {
-            let mut handle = RingHandle::join(options).expect("the rogue joins as others do");
+            let mut handle = GroupHandle::join(options).expect("the rogue joins as others do");
             let reduction = Reduction { sum_words: 4, max_words: 0 };
-            handle.start(id(), reduction, vec![1; 4]).expect("started");
+            handle.start(id(), Algorithm::Ring, reduction, vec![1; 4]).expect("started");
             handle.finish().expect_err("the rogue breaks the protocol")
         });
         let runtime =
@@ -797,16 +638,15 @@ mod tests {
                 world_size: 2,
                 generation: 0,
                 rank: 1,
+                strategy: Strategy::Ring,
             };
             let limit = JoinLimit::new(Duration::from_secs(30));
-            let (mut next, prev) =
-                peer::join(&endpoint, &hello, &peers[0], limit).await.expect("the ring forms");
-            rogue(&mut next.stream);
-            // It is told what it did, on both connections.
-            for connection in [&next.peer.connection, &prev.peer.connection] {
-                let error = connection.closed().await;
-                assert!(matches!(next.peer.lost(&error, "nothing"), NetError::Aborted(_)));
-            }
+            let mesh = peer::join(&endpoint, &hello, &peers, &[0], limit).await;
+            let link = &mut mesh.expect("the group forms").links[0];
+            rogue(&mut link.send);
+            // It is told what it did.
+            let error = link.peer.connection.closed().await;
+            assert!(matches!(link.peer.lost(&error, "nothing"), NetError::Aborted(_)));
         });
         worker.join().expect("its assertions hold")
     }
@@ -832,7 +672,7 @@ mod tests {
     #[test]
     fn a_stream_that_ends_early_is_a_lost_peer() {
         let reduction = Reduction { sum_words: 4, max_words: 0 };
-        let header = CollectiveHeader::new(id(), reduction, 0);
+        let header = CollectiveHeader::new(id(), Algorithm::Ring, reduction, 0);
         let error = verdict_on(|stream| {
             write(stream, &header.encode());
             write(stream, &[1]);
@@ -846,7 +686,7 @@ mod tests {
     #[test]
     fn a_collective_that_was_not_asked_for_is_out_of_step() {
         let reduction = Reduction { sum_words: 4, max_words: 0 };
-        let header = CollectiveHeader::new(id(), reduction, 1);
+        let header = CollectiveHeader::new(id(), Algorithm::Ring, reduction, 1);
         let error = verdict_on(|stream| write(stream, &header.encode()));
         assert!(matches!(error, NetError::OutOfStep(_)), "{error}");
         assert!(error.to_string().contains("(its collective 1)"), "{error}");

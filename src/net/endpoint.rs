@@ -7,16 +7,18 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig};
 use quinn::{ClientConfig, ServerConfig, VarInt};
 
+use serde::{Deserialize, Serialize};
+
 use super::NetError;
+use super::congestion::Congestion;
 use super::identity::{ClusterKey, SERVER_NAME};
 
 /// How connections behave.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportSettings {
     /// A peer from which nothing has come for so long is lost.
     pub failure_timeout: Duration,
@@ -26,14 +28,16 @@ pub struct TransportSettings {
     /// Where nothing else is sent, something is sent so often: it keeps a quiet connection alive
     /// and open in every NAT on the way.
     pub keep_alive: Duration,
-    /// Largest UDP payload tried on loopback. Ten of them are one GSO batch, which must stay
-    /// below 64 KiB: a larger batch is swallowed by the kernel, counted as loss, and the
-    /// connection falls back to the smallest packets.
+    /// Largest UDP payload tried on loopback; with [`gso`](Self::gso) at most [`GSO_MTU_MAX`].
     pub loopback_mtu: u16,
     /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP.
     pub mtu: u16,
     /// Bytes in flight, for a stream, a connection and a sender. 16 MiB and more are slower.
     pub window: u32,
+    pub congestion: Congestion,
+    /// Whether a batch of packets is handed to the system at once (generic segmentation offload),
+    /// where the system can: without it, sending is three to four times slower.
+    pub gso: bool,
     /// Packets that a receiver may take before it acknowledges: 9 to 26 % on small collectives.
     pub ack_threshold: u32,
     /// `SO_RCVBUF`, as far as the system allows. A larger `SO_SNDBUF` overruns slow links, so that
@@ -47,25 +51,74 @@ impl Default for TransportSettings {
             failure_timeout: Duration::from_secs(10),
             stall_warning: Duration::from_secs(5),
             keep_alive: Duration::from_secs(2),
-            loopback_mtu: 6_500,
+            loopback_mtu: GSO_MTU_MAX,
             mtu: 1_452,
             window: 4 << 20,
+            congestion: Congestion::Cubic,
+            gso: true,
             ack_threshold: 10,
             receive_buffer: 4 << 20,
         }
     }
 }
 
+/// The largest UDP payload that goes together with GSO. Ten of them are one batch, which must stay
+/// below 64 KiB: a larger batch is swallowed by the kernel, counted as loss, and the connection
+/// falls back to the smallest packets.
+pub const GSO_MTU_MAX: u16 = 6_500;
+
+/// QUIC's smallest packet, and the largest that fits into a UDP datagram.
+const MTU_MIN: u16 = 1_200;
+const MTU_MAX: u16 = 65_527;
+
+impl TransportSettings {
+    /// Refuses values with which connections would crawl or hang.
+    ///
+    /// # Errors
+    /// If there is such a value; the text names it, says why, and what to do.
+    pub fn validate(&self) -> Result<(), NetError> {
+        let refuse = |text: String| Err(NetError::Settings(text));
+        for mtu in [self.loopback_mtu, self.mtu] {
+            if !(MTU_MIN..=MTU_MAX).contains(&mtu) {
+                return refuse(format!(
+                    "mtu {mtu}: QUIC packets have {MTU_MIN} to {MTU_MAX} bytes"
+                ));
+            }
+            if self.gso && mtu > GSO_MTU_MAX {
+                return refuse(format!(
+                    "mtu {mtu}: with GSO ten packets are one batch, which the system loses above \
+                     64 KiB; take at most {GSO_MTU_MAX}, or turn GSO off"
+                ));
+            }
+        }
+        if let Congestion::Fixed(bytes) = self.congestion {
+            // A sender that may not send as much as its receiver may leave unacknowledged waits for
+            // the receiver's timer in every round.
+            let largest = u32::from(self.loopback_mtu.max(self.mtu));
+            let least = (self.ack_threshold + 2).saturating_mul(largest);
+            if bytes < least {
+                return refuse(format!(
+                    "congestion fixed:{bytes}: receivers acknowledge every {} packets of up to \
+                     {largest} bytes, so with less than {least} bytes in flight each round would \
+                     wait for a timer; take fixed:{least} or more, or a smaller mtu",
+                    self.ack_threshold
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A QUIC endpoint of a worker, server and client at once, which speaks to holders of the same
 /// cluster key alone.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     quinn: quinn::Endpoint,
     loopback: Configs,
     elsewhere: Configs,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Configs {
     client: ClientConfig,
     server: Arc<ServerConfig>,
@@ -80,6 +133,7 @@ impl Endpoint {
         key: &ClusterKey,
         settings: &TransportSettings,
     ) -> Result<Endpoint, NetError> {
+        settings.validate()?;
         // Best effort: without privileges the system caps the size, and says nothing.
         if let Err(error) =
             socket2::SockRef::from(&socket).set_recv_buffer_size(settings.receive_buffer)
@@ -166,9 +220,6 @@ const INITIAL_WINDOW_PACKETS: u64 = 32;
 /// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
 
-/// One stream of each kind is used; more would only be room for mistakes.
-const STREAMS_MAX: u32 = 4;
-
 fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, NetError> {
     let idle_timeout = IdleTimeout::try_from(settings.failure_timeout)
         .map_err(|error| NetError::Settings(format!("failure timeout: {error}")))?;
@@ -179,11 +230,11 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
     let mut ack_frequency = AckFrequencyConfig::default();
     ack_frequency.ack_eliciting_threshold(settings.ack_threshold.into());
     ack_frequency.max_ack_delay(Some(ACK_DELAY_MAX));
-    let mut cubic = CubicConfig::default();
-    cubic.initial_window(INITIAL_WINDOW_PACKETS * u64::from(mtu));
+    let initial_window = INITIAL_WINDOW_PACKETS * u64::from(mtu);
     let mut transport = TransportConfig::default();
     transport
-        .congestion_controller_factory(Arc::new(cubic))
+        .congestion_controller_factory(settings.congestion.factory(initial_window))
+        .enable_segmentation_offload(settings.gso)
         .max_idle_timeout(Some(idle_timeout))
         .keep_alive_interval(Some(keep_alive))
         .initial_rtt(INITIAL_RTT)
@@ -192,8 +243,42 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
         .stream_receive_window(settings.window.into())
         .receive_window(settings.window.into())
         .send_window(settings.window.into())
-        .max_concurrent_bidi_streams(STREAMS_MAX.into())
-        .max_concurrent_uni_streams(STREAMS_MAX.into())
+        // The connecting side opens one stream, for both directions.
+        .max_concurrent_bidi_streams(1u8.into())
+        .max_concurrent_uni_streams(0u8.into())
         .datagram_receive_buffer_size(None);
     Ok(transport)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_would_crawl_or_hang_are_refused() {
+        let settings = TransportSettings::default();
+        settings.validate().expect("the defaults");
+        let with_mtu = |mtu, gso| TransportSettings {
+            loopback_mtu: mtu,
+            mtu,
+            gso,
+            ..TransportSettings::default()
+        };
+        let fixed = |bytes| TransportSettings {
+            congestion: Congestion::Fixed(bytes),
+            ..TransportSettings::default()
+        };
+        for (settings, part) in [
+            (with_mtu(1_199, true), "mtu 1199: QUIC packets have 1200 to 65527"),
+            (with_mtu(65_528, false), "mtu 65528: QUIC packets have"),
+            (with_mtu(6_501, true), "mtu 6501: with GSO"),
+            (fixed(77_999), "take fixed:78000 or more"),
+        ] {
+            let error = settings.validate().expect_err(part).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(78_000)] {
+            settings.validate().expect("a value that works");
+        }
+    }
 }

@@ -1,24 +1,31 @@
 //! The tokio and quinn shell: identities, connections, the collective's driver.
 //!
-//! [`driver`] runs everything on one thread of its own: an [`endpoint`], the connections to both
-//! neighbours that [`peer`] makes, and the state machines of [`protocol`](crate::protocol). The
-//! rest of the program sees a handle that takes vectors and gives them back reduced.
+//! [`driver`] runs everything on one thread of its own: an [`endpoint`], the connections to other
+//! workers that [`peer`] makes, the streams of words on them (`channel`), and the state machines of
+//! [`protocol`](crate::protocol). The rest of the program sees a handle that takes vectors and
+//! gives them back reduced; [`selection`] chooses the algorithms by what [`probe`] measured.
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+mod channel;
+pub mod congestion;
 pub mod driver;
 pub mod endpoint;
 pub mod identity;
 pub mod peer;
+pub mod probe;
+pub mod selection;
 pub mod wire;
 
-pub use driver::{IN_FLIGHT_MAX, RingHandle, RingOptions};
+pub use congestion::{Congestion, CongestionError};
+pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced};
 pub use endpoint::TransportSettings;
 pub use identity::{ClusterKey, KeyError};
 pub use peer::{AddressError, PeerAddress};
+pub use selection::{Selection, SelectionReport};
 
 use crate::protocol::message::{Abort, HeaderMismatch, HelloMismatch, PreambleMismatch};
 

@@ -1,20 +1,19 @@
-//! Connections to the neighbours in a ring: finding them, and the handshake that proves that both
-//! sides take part in the same run.
+//! Connections to other workers: finding them, and the handshake that proves that both sides take
+//! part in the same run.
 //!
-//! Each worker connects to its next neighbour and accepts its previous one. After the handshake
-//! (see [`message`](crate::protocol::message)) the connecting side opens the stream on which it
-//! sends vectors for the rest of the run; its first word tells the accepting side that the
-//! handshake is complete on both sides.
+//! Two workers share one connection, and on it one bidirectional stream: the handshake comes first
+//! (see [`message`](crate::protocol::message)), and behind it, for the rest of the run, the words
+//! of vectors in both directions. The connecting side's first word tells the accepting side that
+//! the handshake is complete on both sides.
 //!
 //! Strangers, who do not hold the cluster key, are turned away and change nothing. A worker that
 //! does hold it and yet does not fit ends the attempt on both sides: somebody made a mistake, and
 //! waiting will not mend it.
 
 use std::fmt;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use quinn::{Connection, ConnectionError, RecvStream, SendStream, TransportErrorCode, VarInt};
@@ -141,21 +140,24 @@ fn abort_of(error: &ConnectionError) -> Option<Abort> {
     }
 }
 
-/// The next neighbour and the stream to it.
+/// A connected worker and the stream to and from it.
 #[derive(Debug)]
-pub(super) struct Next {
+pub(super) struct Link {
     pub(super) peer: Peer,
-    pub(super) stream: SendStream,
+    pub(super) send: SendStream,
+    pub(super) receive: RecvStream,
 }
 
-/// The previous neighbour and the stream from it.
+/// Connections to the workers that this one exchanges words with.
 #[derive(Debug)]
-pub(super) struct Prev {
-    pub(super) peer: Peer,
-    pub(super) stream: RecvStream,
+pub(super) struct Mesh {
+    /// By rank.
+    pub(super) links: Vec<Link>,
+    /// Tells a connection's rank and error once it is closed.
+    pub(super) closed: JoinSet<(usize, ConnectionError)>,
 }
 
-/// How long both neighbours may take to be there.
+/// How long the other workers may take to be there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JoinLimit {
     within: Duration,
@@ -172,44 +174,100 @@ impl JoinLimit {
     }
 }
 
-/// Connects to the next neighbour and waits for the previous one. When one of them is there and
-/// leaves while the other is awaited, that ends it.
+/// Connects to some of the wanted workers and waits for the others. When one of them is there and
+/// leaves while another is awaited, that ends it.
+///
+/// `addresses` are those of all workers, by rank.
 pub(super) async fn join(
     endpoint: &Endpoint,
     hello: &Hello,
-    addresses: &[PeerAddress],
+    addresses: &[Vec<PeerAddress>],
+    wanted: &[usize],
     limit: JoinLimit,
-) -> Result<(Next, Prev), NetError> {
+) -> Result<Mesh, NetError> {
     let (rank, world) = (hello.rank as usize, hello.world_size as usize);
-    let (next, prev) = ((rank + 1) % world, (rank + world - 1) % world);
-    let failures = &Mutex::new(Failures::default());
-    let mut connecting = Box::pin(connect(endpoint, hello, next, addresses, limit, failures));
-    let mut accepting = Box::pin(accept(endpoint, hello, prev, limit, failures));
-    tokio::select! {
-        // Where both fail at the deadline, connecting knows more.
-        biased;
-        next = &mut connecting => {
-            let next = next?;
-            let prev = unless_lost(accepting, &next.peer).await?;
-            Ok((next, prev))
+    let failures = Arc::new(Mutex::new(Failures::default()));
+    let (callees, mut awaited): (Vec<usize>, Vec<usize>) =
+        wanted.iter().partition(|&&peer| connects(rank, peer, world));
+    let expected: Arc<[u32]> = awaited.iter().map(|&peer| peer as u32).collect();
+    let mut connecting = JoinSet::new();
+    for peer in callees {
+        let (endpoint, hello, failures) = (endpoint.clone(), hello.clone(), failures.clone());
+        let addresses = addresses[peer].clone();
+        connecting.spawn(async move {
+            connect(&endpoint, &hello, peer, &addresses, limit, &failures).await
+        });
+    }
+    let mut handshakes = JoinSet::new();
+    let mut mesh = Mesh { links: Vec::with_capacity(wanted.len()), closed: JoinSet::new() };
+    while mesh.links.len() < wanted.len() {
+        tokio::select! {
+            biased;
+            Some(done) = connecting.join_next() => mesh.add(unwind(done)?),
+            Some(done) = mesh.closed.join_next() => {
+                let (rank, error) = unwind(done);
+                let link = mesh.links.iter().find(|link| link.peer.rank == rank);
+                let link = link.expect("only links are watched");
+                return Err(link.peer.lost(&error, "the forming of the group"));
+            }
+            Some((address, incoming)) = endpoint.accept(),
+                if !awaited.is_empty() && handshakes.len() < HANDSHAKES_MAX =>
+            {
+                let (hello, expected) = (hello.clone(), expected.clone());
+                handshakes.spawn(async move {
+                    let welcome = welcome(address, incoming, &hello, &expected);
+                    let welcomed = timeout(ATTEMPT_TIMEOUT, welcome).await;
+                    let silent = |_| Err(Failed::Retry("it fell silent".to_owned()));
+                    (address, welcomed.unwrap_or_else(silent))
+                });
+            }
+            Some(done) = handshakes.join_next() => match unwind(done) {
+                (_, Ok((link, theirs))) => {
+                    let Some(place) = awaited.iter().position(|&peer| peer == link.peer.rank)
+                    else {
+                        let expected = awaited.iter().map(|&peer| peer as u32).collect();
+                        let mismatch = hello.unexpected(theirs, expected);
+                        return Err(NetError::Mismatch { address: link.peer.address, mismatch });
+                    };
+                    awaited.remove(place);
+                    mesh.add(link);
+                }
+                (_, Err(Failed::Final(error))) => return Err(error),
+                (address, Err(failed)) => {
+                    tracing::warn!("turned away {address}: {failed}");
+                    note(&failures, &format_args!("from {address}"), &failed);
+                }
+            },
+            // Where both fail at the deadline, connecting knows more.
+            () = sleep_until(limit.deadline), if connecting.is_empty() => {
+                let failures = noted(&failures);
+                return Err(NetError::Absent { rank: awaited[0], within: limit.within, failures });
+            }
         }
-        prev = &mut accepting => {
-            let prev = prev?;
-            let next = unless_lost(connecting, &prev.peer).await?;
-            Ok((next, prev))
-        }
+    }
+    mesh.links.sort_unstable_by_key(|link| link.peer.rank);
+    Ok(mesh)
+}
+
+impl Mesh {
+    fn add(&mut self, link: Link) {
+        let (rank, connection) = (link.peer.rank, link.peer.connection.clone());
+        self.closed.spawn(async move { (rank, connection.closed().await) });
+        self.links.push(link);
     }
 }
 
-async fn unless_lost<T>(
-    other: impl Future<Output = Result<T, NetError>>,
-    peer: &Peer,
-) -> Result<T, NetError> {
-    tokio::select! {
-        biased;
-        joined = other => joined,
-        error = peer.connection.closed() => Err(peer.lost(&error, "the forming of the ring")),
-    }
+/// Of two workers, which one connects to the other: the one from which the other lies nearer in
+/// the ring's direction, so that each connects to its next neighbour; among two opposite ones the
+/// lower rank.
+fn connects(rank: usize, peer: usize, world: usize) -> bool {
+    let (there, back) = ((peer + world - rank) % world, (rank + world - peer) % world);
+    there < back || (there == back && rank < peer)
+}
+
+/// A task's result; its panic goes on here.
+fn unwind<T>(done: Result<T, tokio::task::JoinError>) -> T {
+    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// One try to connect or to be connected to, which failed.
@@ -253,7 +311,7 @@ impl From<ConnectionError> for Failed {
             ConnectionError::ConnectionClosed(close)
                 if close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
             {
-                Failed::Retry("it takes no more connections: its ring is formed".to_owned())
+                Failed::Retry("it takes no more connections: its group is formed".to_owned())
             }
             ConnectionError::ConnectionClosed(close)
                 if close.error_code == TransportErrorCode::APPLICATION_ERROR =>
@@ -286,6 +344,9 @@ fn is_key_alert(code: u64) -> bool {
     code.checked_sub(CRYPTO_ERROR).is_some_and(|alert| alerts.contains(&alert))
 }
 
+/// Handshakes under way at one time: strangers must not fill the memory.
+const HANDSHAKES_MAX: usize = 64;
+
 /// One try to connect and to shake hands: long, for a machine that is busy.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -300,7 +361,7 @@ async fn connect(
     addresses: &[PeerAddress],
     limit: JoinLimit,
     failures: &Mutex<Failures>,
-) -> Result<Next, NetError> {
+) -> Result<Link, NetError> {
     let note = |address: &dyn fmt::Display, failed: &dyn fmt::Display| {
         tracing::debug!("rank {rank} at {address}: {failed}");
         note(failures, address, failed);
@@ -327,7 +388,7 @@ async fn connect(
             for address in resolved {
                 let attempt = timeout(ATTEMPT_TIMEOUT, attempt(endpoint, address, hello, rank));
                 let failed = match timeout_at(limit.deadline, attempt).await {
-                    Ok(Ok(Ok(next))) => return Ok(next),
+                    Ok(Ok(Ok(link))) => return Ok(link),
                     Ok(Ok(Err(Failed::Final(error)))) => return Err(error),
                     Ok(Ok(Err(failed))) => failed,
                     Ok(Err(_)) | Err(_) => Failed::Retry("no answer".to_owned()),
@@ -356,7 +417,7 @@ async fn attempt(
     address: SocketAddr,
     hello: &Hello,
     rank: usize,
-) -> Result<Next, Failed> {
+) -> Result<Link, Failed> {
     let connecting = endpoint.connect(address).map_err(|error| Failed::Retry(error.to_string()))?;
     let connection = connecting.await?;
     let (mut send, mut receive) = connection.open_bi().await?;
@@ -365,52 +426,14 @@ async fn attempt(
     read_preamble(&mut receive, address).await?;
     match read_frame(&mut receive).await? {
         Answer::Welcome(theirs) => hello
-            .check(&theirs, rank as u32)
+            .check(&theirs, &[rank as u32])
             .map_err(|mismatch| Failed::mismatch(address, mismatch))?,
         Answer::Refuse(reason) => {
             return Err(Failed::Final(NetError::Refused { rank, address, reason }));
         }
     }
-    let mut stream = connection.open_uni().await?;
-    stream.write_all(&STREAM_MAGIC).await.map_err(write_failed)?;
-    Ok(Next { peer: Peer { rank, address, connection }, stream })
-}
-
-/// Handshakes under way at one time: strangers must not fill the memory.
-const HANDSHAKES_MAX: usize = 64;
-
-async fn accept(
-    endpoint: &Endpoint,
-    hello: &Hello,
-    rank: usize,
-    limit: JoinLimit,
-    failures: &Mutex<Failures>,
-) -> Result<Prev, NetError> {
-    let mut handshakes = JoinSet::new();
-    loop {
-        tokio::select! {
-            Some((address, connecting)) = endpoint.accept(), if handshakes.len() < HANDSHAKES_MAX => {
-                let hello = hello.clone();
-                handshakes.spawn(async move {
-                    let welcomed = timeout(ATTEMPT_TIMEOUT, welcome(address, connecting, &hello, rank));
-                    (address, welcomed.await.unwrap_or_else(|_| Err(Failed::Retry("it fell silent".to_owned()))))
-                });
-            }
-            Some(done) = handshakes.join_next() => match done {
-                Ok((_, Ok(prev))) => return Ok(prev),
-                Ok((_, Err(Failed::Final(error)))) => return Err(error),
-                Ok((address, Err(failed))) => {
-                    tracing::warn!("turned away {address}: {failed}");
-                    note(failures, &format_args!("from {address}"), &failed);
-                }
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
-            },
-            () = sleep_until(limit.deadline) => {
-                let failures = noted(failures);
-                return Err(NetError::Absent { rank, within: limit.within, failures });
-            }
-        }
-    }
+    send.write_all(&STREAM_MAGIC).await.map_err(write_failed)?;
+    Ok(Link { peer: Peer { rank, address, connection }, send, receive })
 }
 
 /// The failures of connecting and of accepting stand in one list, since one side's silence may be
@@ -423,46 +446,49 @@ fn noted(failures: &Mutex<Failures>) -> Failures {
     failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// The accepting side of a handshake with one of the expected ranks.
 async fn welcome(
     address: SocketAddr,
     connecting: Result<quinn::Connecting, ConnectionError>,
     hello: &Hello,
-    rank: usize,
-) -> Result<Prev, Failed> {
+    expected: &[u32],
+) -> Result<(Link, Hello), Failed> {
     let connection = connecting?.await?;
     let (mut send, mut receive) = connection.accept_bi().await?;
     send.write_all(&PREAMBLE).await.map_err(write_failed)?;
-    let preamble = read_preamble(&mut receive, address).await;
-    let checked = match preamble {
+    let checked = match read_preamble(&mut receive, address).await {
         Ok(()) => {
             let theirs: Hello = read_frame(&mut receive).await?;
-            let checked = hello.check(&theirs, rank as u32);
+            let checked = hello.check(&theirs, expected);
             let answer = match &checked {
                 Ok(()) => Answer::Welcome(hello.clone()),
                 Err(mismatch) => Answer::Refuse(mismatch.to_string()),
             };
             send.write_all(&frame(&answer)?).await.map_err(write_failed)?;
-            checked.map_err(|mismatch| Failed::mismatch(address, mismatch))
+            checked.map(|()| theirs).map_err(|mismatch| Failed::mismatch(address, mismatch))
         }
         Err(failed) => Err(failed),
     };
-    // A stream that was finished just now may already be gone on the other side.
-    let _ = send.finish();
-    if let Err(failed) = checked {
-        // Closing at once would overtake the answer that says why.
-        let _ = send.stopped().await;
-        return Err(failed);
-    }
-    let mut stream = connection.accept_uni().await?;
+    let theirs = match checked {
+        Ok(theirs) => theirs,
+        Err(failed) => {
+            // Closing at once would overtake the answer that says why; the stream may already be
+            // gone on the other side.
+            let _ = send.finish();
+            let _ = send.stopped().await;
+            return Err(failed);
+        }
+    };
     let mut magic = [0; STREAM_MAGIC.len()];
-    stream.read_exact(&mut magic).await.map_err(read_failed)?;
+    receive.read_exact(&mut magic).await.map_err(read_failed)?;
     if magic != STREAM_MAGIC {
         return Err(Failed::Retry("its stream does not begin as a worker's does".to_owned()));
     }
-    Ok(Prev { peer: Peer { rank, address, connection }, stream })
+    let peer = Peer { rank: theirs.rank as usize, address, connection };
+    Ok((Link { peer, send, receive }, theirs))
 }
 
-/// The first word of the stream of vectors.
+/// The connecting side's first word behind the handshake.
 const STREAM_MAGIC: [u8; 4] = *b"ring";
 
 async fn read_preamble(receive: &mut RecvStream, address: SocketAddr) -> Result<(), Failed> {
@@ -503,6 +529,18 @@ fn write_failed(error: quinn::WriteError) -> Failed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_two_connects_and_each_to_its_next_neighbour() {
+        for world in 2..20 {
+            for rank in 0..world {
+                for peer in (0..world).filter(|&peer| peer != rank) {
+                    assert_ne!(connects(rank, peer, world), connects(peer, rank, world));
+                }
+                assert!(connects(rank, (rank + 1) % world, world) || world == 2);
+            }
+        }
+    }
 
     #[test]
     fn addresses_are_host_and_port() {

@@ -84,6 +84,7 @@ mod tests {
             world_size: 300,
             generation: 2,
             rank: 1,
+            strategy: crate::protocol::exchange::Strategy::Auto,
         }
     }
 

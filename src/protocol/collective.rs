@@ -66,4 +66,6 @@ pub enum Content {
     Evaluation,
     /// The digest of the parameters, to see that all replicas agree.
     Digest,
+    /// Nothing of the run: the link is measured.
+    Probe,
 }

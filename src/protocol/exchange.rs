@@ -4,11 +4,13 @@
 //! know, so where a word stands says what it is, and the sums are exact, so the result's bits do
 //! not depend on the algorithm.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::collective::{Reduction, StreamFault};
+use super::cost_model::candidates;
 use super::direct::DirectAllReduce;
 use super::halving_doubling::HalvingDoubling;
 use super::ring::RingAllReduce;
@@ -49,6 +51,50 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// How a worker chooses algorithms: what `--algorithm` takes. The same for all workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// For each size the fastest by the [cost model](super::cost_model).
+    #[default]
+    Auto,
+    Ring,
+    HalvingDoubling,
+    Direct,
+}
+
+impl Strategy {
+    pub const ALL: [Strategy; 4] =
+        [Strategy::Auto, Strategy::Ring, Strategy::HalvingDoubling, Strategy::Direct];
+
+    /// As in `--algorithm`.
+    pub fn name(self) -> &'static str {
+        self.fixed().map_or("auto", Algorithm::name)
+    }
+
+    /// The only algorithm, if there is but one.
+    pub fn fixed(self) -> Option<Algorithm> {
+        match self {
+            Strategy::Auto => None,
+            Strategy::Ring => Some(Algorithm::Ring),
+            Strategy::HalvingDoubling => Some(Algorithm::HalvingDoubling),
+            Strategy::Direct => Some(Algorithm::Direct),
+        }
+    }
+
+    /// The workers that worker `rank` of `world` may exchange words with, in ascending order.
+    pub fn peers(self, rank: usize, world: usize) -> Vec<usize> {
+        let fixed = self.fixed();
+        let algorithms = match &fixed {
+            Some(algorithm) => std::slice::from_ref(algorithm),
+            None => candidates(world, 0),
+        };
+        let peers: BTreeSet<usize> =
+            algorithms.iter().flat_map(|algorithm| algorithm.peers(rank, world)).collect();
+        peers.into_iter().collect()
     }
 }
 
@@ -360,6 +406,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_strategy_connects_what_its_algorithms_need() {
+        assert_eq!(Strategy::Ring.peers(0, 8), [1, 7]);
+        assert_eq!(Strategy::HalvingDoubling.peers(0, 8), [1, 2, 4]);
+        assert_eq!(Strategy::Auto.peers(0, 4), [1, 2, 3]);
+        assert_eq!(Strategy::Auto.peers(0, 32), [1, 2, 4, 8, 16, 31]);
+        assert_eq!(Strategy::Auto.peers(0, 1), [0; 0]);
     }
 
     #[test]

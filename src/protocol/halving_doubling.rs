@@ -265,7 +265,7 @@ impl Fold {
     fn role(&self, rank: usize) -> Role {
         if rank >= 2 * self.surplus {
             Role::Member { index: rank - self.surplus, guest: None }
-        } else if rank % 2 == 0 {
+        } else if rank.is_multiple_of(2) {
             Role::Surplus { host: rank + 1 }
         } else {
             Role::Member { index: rank / 2, guest: Some(rank - 1) }

@@ -5,18 +5,20 @@
 //! worker that connected sends its [`Hello`], and the other one an [`Answer`]. How these are turned
 //! into bytes is the shell's matter.
 //!
-//! Vectors then travel on one unidirectional stream of little-endian `u32` words: for each
-//! collective a [`CollectiveHeader`] and the algorithm's words. Where a word stands says what it
-//! is; the header is there to find workers that are out of step, at once and by name.
+//! Vectors then travel on the same stream as little-endian `u32` words: for each collective, in
+//! each direction that its algorithm uses, a [`CollectiveHeader`] and the algorithm's words. Where
+//! a word stands says what it is; the header is there to find workers that are out of step, at once
+//! and by name.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::collective::{CollectiveId, Content, Reduction};
+use super::exchange::{Algorithm, Strategy};
 
 /// Version of everything in this module and of the order in which it is sent.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The first bytes of a handshake, in both directions: a magic word and the protocol version.
 pub const PREAMBLE: [u8; PREAMBLE_BYTES] = preamble(PROTOCOL_VERSION);
@@ -69,11 +71,14 @@ pub struct Hello {
     pub generation: u32,
     /// The worker's index in the view.
     pub rank: u32,
+    /// How the worker chooses algorithms; workers that choose differently would wait for each
+    /// other.
+    pub strategy: Strategy,
 }
 
 impl Hello {
-    /// Checks that `peer` takes part in the same run as `self`, as worker `expected_rank`.
-    pub fn check(&self, peer: &Hello, expected_rank: u32) -> Result<(), Box<HelloMismatch>> {
+    /// Checks that `peer` takes part in the same run as `self`, as one of the expected ranks.
+    pub fn check(&self, peer: &Hello, expected_ranks: &[u32]) -> Result<(), Box<HelloMismatch>> {
         let field = if peer.run_id != self.run_id {
             HelloField::RunId
         } else if peer.config_digest != self.config_digest {
@@ -82,12 +87,20 @@ impl Hello {
             HelloField::WorldSize
         } else if peer.generation != self.generation {
             HelloField::Generation
-        } else if peer.rank != expected_rank {
-            HelloField::Rank { expected: expected_rank }
+        } else if peer.strategy != self.strategy {
+            HelloField::Strategy
+        } else if !expected_ranks.contains(&peer.rank) {
+            return Err(self.unexpected(peer.clone(), expected_ranks.to_vec()));
         } else {
             return Ok(());
         };
         Err(Box::new(HelloMismatch { field, ours: self.clone(), theirs: peer.clone() }))
+    }
+
+    /// The mismatch of a peer whose rank is none of those that are expected here.
+    pub fn unexpected(&self, peer: Hello, expected: Vec<u32>) -> Box<HelloMismatch> {
+        let field = HelloField::Rank { expected };
+        Box::new(HelloMismatch { field, ours: self.clone(), theirs: peer })
     }
 }
 
@@ -100,15 +113,16 @@ pub struct HelloMismatch {
     pub theirs: Hello,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HelloField {
     RunId,
     ConfigDigest,
     WorldSize,
     Generation,
-    /// The rank that was expected in this place of the ring.
+    Strategy,
+    /// The ranks that were expected in this place.
     Rank {
-        expected: u32,
+        expected: Vec<u32>,
     },
 }
 
@@ -148,12 +162,25 @@ impl fmt::Display for HelloMismatch {
                 &ours.generation.to_string(),
                 "one of the two missed a change of the group; start it again",
             ),
-            HelloField::Rank { expected } => write!(
-                f,
-                "rank differs: rank {} met rank {} where rank {expected} was expected; \
-                 give every worker its own rank and the same list of workers, in the same order",
-                ours.rank, theirs.rank
+            HelloField::Strategy => differs(
+                "algorithm",
+                theirs.strategy.name(),
+                ours.strategy.name(),
+                "give every worker the same --algorithm",
             ),
+            HelloField::Rank { expected } => {
+                let expected: Vec<String> = expected.iter().map(u32::to_string).collect();
+                let expected = match expected.as_slice() {
+                    [] => "no other rank".to_owned(),
+                    ranks => format!("rank {}", ranks.join(" or ")),
+                };
+                write!(
+                    f,
+                    "rank differs: rank {} met rank {} where {expected} was expected; give every \
+                     worker its own rank and the same list of workers, in the same order",
+                    ours.rank, theirs.rank
+                )
+            }
         }
     }
 }
@@ -191,6 +218,7 @@ impl Abort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveHeader {
     pub id: CollectiveId,
+    pub algorithm: Algorithm,
     /// Words of the vector.
     pub words: u32,
     /// How many of them are summed.
@@ -200,7 +228,7 @@ pub struct CollectiveHeader {
 }
 
 /// Words of an encoded [`CollectiveHeader`].
-pub const HEADER_WORDS: usize = 11;
+pub const HEADER_WORDS: usize = 12;
 
 /// Reads "ANLT" in a dump of the stream.
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"ANLT");
@@ -210,9 +238,14 @@ impl CollectiveHeader {
     ///
     /// # Panics
     /// If the vector is longer than `u32::MAX` words.
-    pub fn new(id: CollectiveId, reduction: Reduction, sequence: u64) -> CollectiveHeader {
+    pub fn new(
+        id: CollectiveId,
+        algorithm: Algorithm,
+        reduction: Reduction,
+        sequence: u64,
+    ) -> CollectiveHeader {
         let words = u32::try_from(reduction.words()).expect("a vector has fewer than 2^32 words");
-        CollectiveHeader { id, words, sum_words: reduction.sum_words as u32, sequence }
+        CollectiveHeader { id, algorithm, words, sum_words: reduction.sum_words as u32, sequence }
     }
 
     pub fn encode(&self) -> [u32; HEADER_WORDS] {
@@ -221,6 +254,12 @@ impl CollectiveHeader {
             Content::Gradients(bucket) => (0, bucket),
             Content::Evaluation => (1, 0),
             Content::Digest => (2, 0),
+            Content::Probe => (3, 0),
+        };
+        let algorithm = match self.algorithm {
+            Algorithm::Ring => 0,
+            Algorithm::HalvingDoubling => 1,
+            Algorithm::Direct => 2,
         };
         [
             HEADER_MAGIC,
@@ -232,6 +271,7 @@ impl CollectiveHeader {
             attempt,
             kind,
             index,
+            algorithm,
             self.words,
             self.sum_words,
         ]
@@ -248,6 +288,7 @@ impl CollectiveHeader {
             attempt,
             kind,
             index,
+            algorithm,
             words,
             sum_words,
         ] = words;
@@ -258,10 +299,18 @@ impl CollectiveHeader {
             (0, bucket) => Content::Gradients(bucket),
             (1, 0) => Content::Evaluation,
             (2, 0) => Content::Digest,
+            (3, 0) => Content::Probe,
             _ => return Err(HeaderFault::Content { kind, index }),
+        };
+        let algorithm = match algorithm {
+            0 => Algorithm::Ring,
+            1 => Algorithm::HalvingDoubling,
+            2 => Algorithm::Direct,
+            algorithm => return Err(HeaderFault::Algorithm { algorithm }),
         };
         Ok(CollectiveHeader {
             id: CollectiveId { generation, step: wide(step_low, step_high), attempt, content },
+            algorithm,
             words,
             sum_words,
             sequence: wide(sequence_low, sequence_high),
@@ -284,9 +333,11 @@ pub enum HeaderFault {
     Magic { found: u32 },
     #[error("a collective of unknown content {kind}.{index}")]
     Content { kind: u32, index: u32 },
+    #[error("a collective by an unknown algorithm {algorithm}")]
+    Algorithm { algorithm: u32 },
 }
 
-/// Two neighbours that are out of step.
+/// Two workers that are out of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "out of step: rank {rank} sent {}, this worker is at {}",
@@ -294,7 +345,7 @@ pub enum HeaderFault {
     Described { header: ours, other: theirs }
 )]
 pub struct HeaderMismatch {
-    /// The previous neighbour's rank.
+    /// The other worker's rank.
     pub rank: usize,
     pub theirs: CollectiveHeader,
     pub ours: CollectiveHeader,
@@ -307,6 +358,7 @@ pub fn describe(id: &CollectiveId) -> String {
         Content::Gradients(bucket) => format!("step {step} bucket {bucket}"),
         Content::Evaluation => format!("the evaluation at {step}"),
         Content::Digest => format!("the digest at {step}"),
+        Content::Probe => format!("probe {step} of the link"),
     };
     if *attempt > 0 {
         text += &format!(" attempt {attempt}");
@@ -327,6 +379,9 @@ impl fmt::Display for Described<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Described { header, other } = self;
         f.write_str(&describe(&header.id))?;
+        if header.algorithm != other.algorithm {
+            write!(f, " by {}", header.algorithm)?;
+        }
         if header.words != other.words || header.sum_words != other.sum_words {
             write!(f, " with {} words ({} summed)", header.words, header.sum_words)?;
         }
@@ -348,7 +403,8 @@ fn hex(bytes: &[u8; 32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use proptest::prelude::{Just, any, prop, prop_assert_eq, prop_oneof, proptest};
+    use proptest::strategy::Strategy as Generator;
 
     use super::*;
 
@@ -359,20 +415,22 @@ mod tests {
             world_size: 4,
             generation: 0,
             rank: 1,
+            strategy: Strategy::Auto,
         }
     }
 
     fn header() -> CollectiveHeader {
         let id =
             CollectiveId { generation: 0, step: 4, attempt: 0, content: Content::Gradients(1) };
-        CollectiveHeader::new(id, Reduction { sum_words: 90, max_words: 10 }, 9)
+        CollectiveHeader::new(id, Algorithm::Ring, Reduction { sum_words: 90, max_words: 10 }, 9)
     }
 
-    fn contents() -> impl Strategy<Value = Content> {
+    fn contents() -> impl Generator<Value = Content> {
         prop_oneof![
             any::<u32>().prop_map(Content::Gradients),
             Just(Content::Evaluation),
-            Just(Content::Digest)
+            Just(Content::Digest),
+            Just(Content::Probe)
         ]
     }
 
@@ -381,14 +439,15 @@ mod tests {
         fn headers_survive_encoding(
             (generation, step, attempt, content) in (any::<u32>(), any::<u64>(), any::<u32>(), contents()),
             (words, sum_words, sequence) in (any::<u32>(), any::<u32>(), any::<u64>()),
+            algorithm in prop::sample::select(&Algorithm::ALL[..]),
         ) {
             let id = CollectiveId { generation, step, attempt, content };
-            let header = CollectiveHeader { id, words, sum_words, sequence };
+            let header = CollectiveHeader { id, algorithm, words, sum_words, sequence };
             prop_assert_eq!(CollectiveHeader::decode(&header.encode()), Ok(header));
         }
 
         #[test]
-        fn hostile_headers_are_errors(words in prop::array::uniform11(any::<u32>())) {
+        fn hostile_headers_are_errors(words in prop::array::uniform12(any::<u32>())) {
             if let Ok(header) = CollectiveHeader::decode(&words) {
                 prop_assert_eq!(header.encode(), words);
             }
@@ -404,11 +463,14 @@ mod tests {
             Err(HeaderFault::Magic { found: HEADER_MAGIC + 1 })
         );
         let mut words = header().encode();
-        words[7] = 3;
+        words[7] = 4;
         assert_eq!(
             CollectiveHeader::decode(&words),
-            Err(HeaderFault::Content { kind: 3, index: 1 })
+            Err(HeaderFault::Content { kind: 4, index: 1 })
         );
+        let mut words = header().encode();
+        words[9] = 3;
+        assert_eq!(CollectiveHeader::decode(&words), Err(HeaderFault::Algorithm { algorithm: 3 }));
     }
 
     #[test]
@@ -429,6 +491,13 @@ mod tests {
             "out of step: rank 2 sent step 4 bucket 1 with 100 words (100 summed), \
              this worker is at step 4 bucket 1 with 100 words (90 summed)"
         );
+        let theirs = CollectiveHeader { algorithm: Algorithm::Direct, ..ours };
+        let mismatch = ours.check(&theirs, 2).expect_err("another algorithm");
+        assert_eq!(
+            mismatch.to_string(),
+            "out of step: rank 2 sent step 4 bucket 1 by direct, \
+             this worker is at step 4 bucket 1 by ring"
+        );
         assert_eq!(ours.check(&ours, 2), Ok(()));
     }
 
@@ -436,7 +505,10 @@ mod tests {
     fn each_field_of_a_hello_is_named() {
         let ours = hello();
         let peer = Hello { rank: 2, ..hello() };
-        assert_eq!(ours.check(&peer, 2), Ok(()));
+        assert_eq!(ours.check(&peer, &[2]), Ok(()));
+        assert_eq!(ours.check(&peer, &[0, 2]), Ok(()));
+        let both = ours.check(&peer, &[0, 3]).expect_err("neither").to_string();
+        assert!(both.contains("where rank 0 or 3 was expected"), "{both}");
         let cases = [
             (
                 Hello { run_id: "loud-fox".into(), ..peer.clone() },
@@ -455,12 +527,16 @@ mod tests {
                 "generation differs: rank 2 has 7, rank 1 has 0",
             ),
             (
+                Hello { strategy: Strategy::Ring, ..peer.clone() },
+                "algorithm differs: rank 2 has ring, rank 1 has auto",
+            ),
+            (
                 Hello { rank: 3, ..peer },
                 "rank differs: rank 1 met rank 3 where rank 2 was expected",
             ),
         ];
         for (theirs, text) in cases {
-            let mismatch = ours.check(&theirs, 2).expect_err(text).to_string();
+            let mismatch = ours.check(&theirs, &[2]).expect_err(text).to_string();
             assert!(mismatch.starts_with(text), "{mismatch}");
         }
     }

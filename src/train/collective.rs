@@ -1,8 +1,9 @@
 //! What reduces vectors among workers: the trainer knows collectives by this trait alone.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::net::{NetError, RingHandle, RingOptions};
+use crate::net::{GroupHandle, GroupOptions, NetError, Selection, SelectionReport, probe};
 use crate::protocol::collective::{CollectiveId, Reduction};
 
 /// An all-reduce among the workers of a view.
@@ -33,8 +34,11 @@ pub trait Collective: Send {
     /// The time during which at least one vector was under way, on this worker.
     fn busy(&self) -> Duration;
 
-    /// The algorithm's name, for `run.json`.
+    /// The algorithm's name, or `auto` where it depends on the vector, for `run.json`.
     fn algorithm(&self) -> &'static str;
+
+    /// For each size of vector so far, which algorithm it was and how long it took.
+    fn selections(&self) -> Vec<SelectionReport>;
 
     /// Parts in peace, once everything handed over has reached the others.
     fn close(self: Box<Self>) -> Result<(), CollectiveError>;
@@ -62,7 +66,7 @@ pub enum CollectiveError {
 /// The only worker's collective: the reduced vector is its own.
 #[derive(Debug, Default)]
 pub struct Solo {
-    started: std::collections::VecDeque<Vec<u32>>,
+    started: VecDeque<Vec<u32>>,
 }
 
 impl Collective for Solo {
@@ -101,6 +105,10 @@ impl Collective for Solo {
         "none"
     }
 
+    fn selections(&self) -> Vec<SelectionReport> {
+        Vec::new()
+    }
+
     fn close(self: Box<Self>) -> Result<(), CollectiveError> {
         Ok(())
     }
@@ -108,30 +116,46 @@ impl Collective for Solo {
     fn abort(self: Box<Self>, _reason: String) {}
 }
 
-/// A ring of workers over QUIC, each in a process or a thread of its own.
+/// A group of workers over QUIC, each in a process or a thread of its own, without a server.
 ///
-/// Dropping it before [`close`](Ring::close) ends the other workers' run.
+/// Dropping it before [`close`](Group::close) ends the other workers' run.
 #[derive(Debug)]
-pub struct Ring {
-    handle: RingHandle,
+pub struct Group {
+    handle: GroupHandle,
+    selection: Selection,
+    /// Bytes of the vectors under way.
+    under_way: VecDeque<u64>,
 }
 
-impl Ring {
-    /// Waits until both neighbours are connected.
+impl Group {
+    /// Waits until all workers are connected that this one exchanges words with, and measures the
+    /// link if the strategy leaves a choice of algorithms.
     ///
     /// # Errors
-    /// If a neighbour is not there in time, holds another key, or takes part in another run.
+    /// If a worker is not there in time, holds another key, or takes part in another run.
     ///
     /// # Panics
     /// If `rank` is not an index of `peers`.
-    pub fn join(options: RingOptions) -> Result<Ring, NetError> {
-        Ok(Ring { handle: RingHandle::join(options)? })
+    pub fn join(options: GroupOptions) -> Result<Group, NetError> {
+        let (strategy, world) = (options.strategy, options.peers.len());
+        let mut handle = GroupHandle::join(options)?;
+        let link = match strategy.fixed() {
+            None if world > 1 => Some(probe::measure(&mut handle)?),
+            _ => None,
+        };
+        let selection = Selection::new(strategy, world, link);
+        Ok(Group { handle, selection, under_way: VecDeque::new() })
     }
 
-    /// Finishes what is under way, makes sure that the next neighbour has all of it, and parts.
+    /// What was chosen and measured so far.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// Finishes what is under way, makes sure that the others have all of it, and parts.
     ///
     /// # Errors
-    /// If the ring fails before that.
+    /// If the group fails before that.
     pub fn close(self) -> Result<(), NetError> {
         self.handle.close()
     }
@@ -142,7 +166,7 @@ impl Ring {
     }
 }
 
-impl Collective for Ring {
+impl Collective for Group {
     fn rank(&self) -> usize {
         self.handle.rank()
     }
@@ -157,14 +181,21 @@ impl Collective for Ring {
         reduction: Reduction,
         vector: Vec<u32>,
     ) -> Result<(), CollectiveError> {
-        Ok(self.handle.start(id, reduction, vector)?)
+        let bytes = size_of_val(vector.as_slice()) as u64;
+        let algorithm = self.selection.algorithm(bytes);
+        self.handle.start(id, algorithm, reduction, vector)?;
+        self.under_way.push_back(bytes);
+        Ok(())
     }
 
     fn finish(&mut self) -> Result<Vec<u32>, CollectiveError> {
-        if self.handle.in_flight() == 0 {
+        let Some(&bytes) = self.under_way.front() else {
             return Err(CollectiveError::NothingStarted);
-        }
-        Ok(self.handle.finish()?)
+        };
+        let reduced = self.handle.finish()?;
+        self.under_way.pop_front();
+        self.selection.note(bytes, reduced.took);
+        Ok(reduced.vector)
     }
 
     fn traffic(&self) -> Traffic {
@@ -177,14 +208,18 @@ impl Collective for Ring {
     }
 
     fn algorithm(&self) -> &'static str {
-        "ring"
+        self.selection.strategy().name()
+    }
+
+    fn selections(&self) -> Vec<SelectionReport> {
+        self.selection.report()
     }
 
     fn close(self: Box<Self>) -> Result<(), CollectiveError> {
-        Ok(Ring::close(*self)?)
+        Ok(Group::close(*self)?)
     }
 
     fn abort(self: Box<Self>, reason: String) {
-        Ring::abort(*self, reason);
+        Group::abort(*self, reason);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
+use crate::net::SelectionReport;
 
 use super::collective::Traffic;
 
@@ -98,6 +99,9 @@ pub struct RunSummary {
     pub model: String,
     pub topology: String,
     pub algorithm: String,
+    /// For each size of vector, which algorithm it was, and the predicted and measured times.
+    #[serde(default)]
+    pub selections: Vec<SelectionReport>,
     pub workers: usize,
     /// Steps completed since the start of the run, resumed parts included.
     pub steps: u64,

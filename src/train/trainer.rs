@@ -114,6 +114,9 @@ pub struct Trainer {
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
+    /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
+    /// are computed, for comparison.
+    pub overlap: bool,
 }
 
 impl Trainer {
@@ -238,6 +241,9 @@ impl Run {
             if every.is_some_and(|every| report.step % every == 0 && report.step < total_steps) {
                 self.write_checkpoint(observer)?;
             }
+            if self.totals.steps + totals.steps == 1 {
+                self.tell_selections(observer);
+            }
             if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
                 self.last_step_event = Some(Instant::now());
                 observer.event(Event::Step(report));
@@ -271,6 +277,24 @@ impl Run {
         }
         observer.event(Event::Epoch(report.clone()));
         Ok(report)
+    }
+
+    /// Says after the first step which algorithms were chosen, if there was a choice.
+    fn tell_selections(&self, observer: &mut dyn Observer) {
+        let chosen: Vec<String> = self
+            .trainer
+            .collective
+            .selections()
+            .iter()
+            .filter_map(|s| {
+                let predicted = s.predicted_us?;
+                Some(format!("{} for {} bytes ({predicted:.0} us)", s.algorithm, s.bytes))
+            })
+            .collect();
+        if !chosen.is_empty() {
+            let text = format!("fastest by the cost model: {}", chosen.join(", "));
+            observer.event(Event::Notice { text });
+        }
     }
 
     fn evaluate(&mut self) -> Result<Evaluation, TrainError> {
@@ -352,8 +376,8 @@ impl Run {
     }
 
     /// Computes this worker's share of the gradient sums and reduces them over all workers,
-    /// bucket by bucket: the first bucket travels while the second is computed. The reduced words
-    /// are left in `self.vectors`.
+    /// bucket by bucket: the first bucket travels while the second is computed, unless
+    /// [`Trainer::overlap`] is off. The reduced words are left in `self.vectors`.
     fn reduce_gradients(
         &mut self,
         step: u64,
@@ -367,20 +391,29 @@ impl Run {
         let batch = self.sampler.batch(step);
         let mine = share(batch.len(), trainer.collective.world_size(), trainer.collective.rank());
         trainer.engine.begin_step(&trainer.state.parameters, &batch[mine], fixed_point)?;
+        let id = |index| CollectiveId {
+            generation: GENERATION,
+            step,
+            attempt,
+            content: Content::Gradients(index as u32),
+        };
         for (index, bucket) in BUCKETS.iter().enumerate() {
-            let mut vector = std::mem::take(&mut self.vectors[index]);
+            let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
             trainer.engine.finish_bucket(index, words)?;
             control[0] = u32::from(trainer.stop.load(Ordering::Relaxed));
-            let id = CollectiveId {
-                generation: GENERATION,
-                step,
-                attempt,
-                content: Content::Gradients(index as u32),
-            };
-            trainer.collective.start(id, reduction(bucket), vector)?;
+            if trainer.overlap {
+                let vector = std::mem::take(vector);
+                trainer.collective.start(id(index), reduction(bucket), vector)?;
+            }
         }
         let computed = Instant::now();
+        if !trainer.overlap {
+            for (index, bucket) in BUCKETS.iter().enumerate() {
+                let vector = std::mem::take(&mut self.vectors[index]);
+                trainer.collective.start(id(index), reduction(bucket), vector)?;
+            }
+        }
         *compute += computed - began;
         for vector in &mut self.vectors {
             *vector = trainer.collective.finish()?;
@@ -479,6 +512,7 @@ impl Run {
             model: trainer.config.model.name().to_owned(),
             topology: if world == 1 { "solo" } else { "ring" }.to_owned(),
             algorithm: trainer.collective.algorithm().to_owned(),
+            selections: trainer.collective.selections(),
             workers: world,
             steps,
             epochs: steps.div_ceil(trainer.config.steps_per_epoch(samples)),

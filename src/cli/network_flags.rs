@@ -1,0 +1,94 @@
+//! The flags that say how workers exchange vectors, shared by all commands that start some. None of
+//! them changes a result.
+
+use std::str::FromStr;
+
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
+
+use crate::launch::worker::NetworkPlan;
+use crate::net::{Congestion, NetError, TransportSettings};
+use crate::protocol::exchange::Strategy;
+
+use super::CommandError;
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Network")]
+pub struct NetworkFlags {
+    /// All-reduce algorithm; auto measures the link at the start and takes for each size what the
+    /// cost model says is fastest
+    #[arg(long, env = "ANNULET_ALGORITHM", value_enum, default_value_t)]
+    pub algorithm: Strategy,
+    /// Largest UDP payload: auto finds it, up to 6500 bytes on loopback and 1452 elsewhere
+    #[arg(long, env = "ANNULET_MTU", value_name = "auto|BYTES", default_value = "auto")]
+    pub mtu: Mtu,
+    /// Congestion control: cubic, or always so many bytes in flight, for links that lose packets
+    /// and are not shared
+    #[arg(long, env = "ANNULET_CONGESTION", value_name = "cubic|fixed:BYTES",
+          default_value_t = Congestion::Cubic)]
+    pub congestion: Congestion,
+    /// Hand packets to the system in batches; off only helps where the network card's driver fails
+    #[arg(
+        long,
+        env = "ANNULET_GSO",
+        value_enum,
+        value_name = "on|off",
+        default_value = "on",
+        hide_possible_values = true
+    )]
+    pub gso: Switch,
+}
+
+/// What `--mtu` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mtu {
+    Auto,
+    Bytes(u16),
+}
+
+impl FromStr for Mtu {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Mtu::Auto);
+        }
+        text.parse().map(Mtu::Bytes).map_err(|_| "write auto, or a number of bytes".to_owned())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+impl ValueEnum for Strategy {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Strategy::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+impl NetworkFlags {
+    /// The valid plan, or a usage error that names the flag.
+    pub fn resolve(&self, overlap: bool) -> Result<NetworkPlan, CommandError> {
+        let mut transport = TransportSettings {
+            congestion: self.congestion,
+            gso: self.gso == Switch::On,
+            ..TransportSettings::default()
+        };
+        if let Mtu::Bytes(bytes) = self.mtu {
+            (transport.loopback_mtu, transport.mtu) = (bytes, bytes);
+        }
+        transport.validate().map_err(|error| match error {
+            // The text begins with the setting that is refused, which has its flag's name.
+            NetError::Settings(text) => CommandError::Usage(format!("--{text}")),
+            error => error.into(),
+        })?;
+        Ok(NetworkPlan { strategy: self.algorithm, overlap, transport })
+    }
+}
