@@ -19,6 +19,7 @@
 //! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives |
 //! | [`train`] | the trainer, evaluation, checkpoints, metrics |
 //! | [`launch`] | local worker processes |
+//! | [`bench`](mod@bench) | benchmarks: the collective among local processes, statistics |
 //! | [`cli`] | one file a subcommand |
 //!
 //! # The layering rule
@@ -26,12 +27,13 @@
 //! Imports go downward only:
 //!
 //! ```text
-//! cli -> launch -> train -> {gpu, net} -> {reference, data, numerics} -> {protocol, model, config}
+//! cli -> {bench, launch} -> train -> {gpu, net} -> {reference, data, numerics} -> {protocol, model, config}
 //! ```
 //!
 //! `gpu` and `net` never see each other; `train` knows them through two traits,
 //! [`train::engine::GradientEngine`] and [`train::collective::Collective`].
 
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod data;

@@ -27,6 +27,7 @@ fn help_is_as_it_was() {
     insta::assert_snapshot!("help_worker", help_of(&["worker", "--help"]));
     insta::assert_snapshot!("help_eval", help_of(&["eval", "--help"]));
     insta::assert_snapshot!("help_predict", help_of(&["predict", "--help"]));
+    insta::assert_snapshot!("help_bench_collective", help_of(&["bench", "collective", "--help"]));
     insta::assert_snapshot!("help_devices", help_of(&["devices", "--help"]));
     insta::assert_snapshot!("help_key", help_of(&["key", "--help"]));
 }
@@ -58,6 +59,7 @@ fn failures_say_what_to_do_next() {
     insta::assert_snapshot!(failure(&["eval", "/nonexistent.safetensors"]));
     insta::assert_snapshot!(failure(&["train", "--mtu", "9000"]));
     insta::assert_snapshot!(failure(&["train", "--congestion", "fixed:1000"]));
+    insta::assert_snapshot!(failure(&["bench", "collective", "-b", "2K", "-e", "1K"]));
 }
 
 #[test]

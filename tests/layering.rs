@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// never see each other.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["launch"],
+    &["bench", "launch"],
     &["train"],
     &["gpu", "net"],
     &["reference", "data", "numerics"],

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::bench::BenchError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::gpu::GpuError;
@@ -20,6 +21,10 @@ pub enum CommandError {
     ConfigFile { path: PathBuf, reason: String },
     #[error("{path}: {source}; check the path", path = path.display())]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {source}; choose a file that can be written", path = path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{wrong} wrong sums: this is a defect of the machine or of annulet; please report it")]
+    WrongSums { wrong: u64 },
     #[error("could not write the result: {0}")]
     Output(std::io::Error),
     #[error("interrupted after step {step}; go on with --resume {folder}", folder = folder.display())]
@@ -30,6 +35,8 @@ pub enum CommandError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Bench(#[from] BenchError),
 }
 
 impl CommandError {
@@ -37,7 +44,11 @@ impl CommandError {
     pub fn exit_code(&self) -> u8 {
         match self {
             CommandError::Usage(_) | CommandError::ConfigFile { .. } | CommandError::Config(_) => 2,
-            CommandError::Read { .. } | CommandError::Output(_) => 1,
+            CommandError::Read { .. }
+            | CommandError::Write { .. }
+            | CommandError::WrongSums { .. }
+            | CommandError::Output(_)
+            | CommandError::Bench(_) => 1,
             CommandError::Interrupted { .. } | CommandError::Aborted => 130,
             CommandError::Launch(error) => error.exit_code(),
         }

@@ -3,6 +3,7 @@
 //! Results go to stdout, everything else to stderr. A value is taken from its flag, else from its
 //! `ANNULET_*` variable, else from the `--config` file, else from the defaults.
 
+mod bench;
 mod devices;
 mod error;
 mod eval;
@@ -37,6 +38,9 @@ enum Command {
     Eval(eval::EvalArguments),
     /// Classify PNG images
     Predict(predict::PredictArguments),
+    /// Measure what this machine can do
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// List the adapters: backend, kind, driver, the limits that matter
     Devices(devices::DevicesArguments),
     /// Make a cluster key: what lets workers on several machines trust each other
@@ -51,6 +55,7 @@ pub fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Worker(arguments) => worker::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
         Command::Predict(arguments) => predict::run(arguments),
+        Command::Bench(command) => bench::run(command),
         Command::Devices(arguments) => devices::run(arguments),
         Command::Key(arguments) => key::run(arguments),
     }

@@ -58,6 +58,7 @@ pub const IN_FLIGHT_MAX: usize = 64;
 pub struct GroupHandle {
     rank: usize,
     world_size: usize,
+    strategy: Strategy,
     /// `None` once closed.
     commands: Option<mpsc::Sender<Command>>,
     events: blocking::Receiver<Result<Event, NetError>>,
@@ -107,6 +108,7 @@ impl GroupHandle {
     /// If `rank` is not an index of `peers`.
     pub fn join(options: GroupOptions) -> Result<GroupHandle, NetError> {
         let (rank, world_size) = (options.rank, options.peers.len());
+        let strategy = options.strategy;
         assert!(rank < world_size, "rank {rank} in a world of {world_size}");
         // Both channels hold all that may be under way and the last word, so neither side waits.
         let (commands, commands_receiver) = mpsc::channel(IN_FLIGHT_MAX + 1);
@@ -124,6 +126,7 @@ impl GroupHandle {
         let mut handle = GroupHandle {
             rank,
             world_size,
+            strategy,
             commands: Some(commands),
             events,
             in_flight: 0,
@@ -145,14 +148,18 @@ impl GroupHandle {
         self.world_size
     }
 
-    /// Hands a vector over, without waiting. The algorithm must be one of the strategy's, and the
-    /// same on all workers.
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// Hands a vector over, without waiting. The algorithm must be the same on all workers.
     ///
     /// # Errors
     /// If the group has failed, or if [`IN_FLIGHT_MAX`] vectors are under way.
     ///
     /// # Panics
-    /// If the vector's length is not the reduction's, or is 2^32 words or more.
+    /// If the vector's length is not the reduction's, or is 2^32 words or more, or the algorithm is
+    /// none of the strategy's.
     pub fn start(
         &mut self,
         id: CollectiveId,
@@ -162,6 +169,8 @@ impl GroupHandle {
     ) -> Result<(), NetError> {
         assert_eq!(vector.len(), reduction.words(), "the vector is the reduction's");
         assert!(u32::try_from(vector.len()).is_ok(), "a vector has fewer than 2^32 words");
+        let connected = self.strategy.algorithms(self.world_size).contains(&algorithm);
+        assert!(connected, "the workers are connected for what their strategy may choose");
         if self.in_flight == IN_FLIGHT_MAX {
             return Err(NetError::TooManyInFlight(IN_FLIGHT_MAX));
         }

@@ -110,6 +110,11 @@ pub const DIRECT_WORLD_MAX: usize = 16;
 /// no longer small beside a step.
 pub const DIRECT_BYTES_MAX: u64 = 1 << 20;
 
+/// Above this, a vector leaves the processor's caches between the steps of halving and doubling,
+/// while the ring passes words on as they come. The model does not count that, so here another
+/// algorithm must be faster than the ring by a quarter to be chosen.
+pub const CACHED_BYTES_MAX: u64 = 1 << 20;
+
 /// The algorithms that [`choose`] chooses from, in the order in which equals are preferred.
 pub fn candidates(world: usize, bytes: u64) -> &'static [Algorithm] {
     let direct = world <= DIRECT_WORLD_MAX && bytes <= DIRECT_BYTES_MAX;
@@ -135,9 +140,13 @@ pub fn choose(world: usize, bytes: u64, link: &Link) -> Choice {
         .iter()
         .map(|&algorithm| (algorithm, Cost::of(algorithm, world, bytes).predict(link)))
         .collect();
+    let judged = |&(algorithm, predicted): &(Algorithm, Duration)| match algorithm {
+        Algorithm::Ring if bytes > CACHED_BYTES_MAX => predicted * 3 / 4,
+        _ => predicted,
+    };
     let &(algorithm, predicted) = predictions
         .iter()
-        .min_by_key(|(_, predicted)| *predicted)
+        .min_by_key(|prediction| judged(prediction))
         .expect("there are always candidates");
     let others: Vec<String> = predictions
         .iter()
@@ -191,6 +200,10 @@ mod tests {
         assert_eq!(choose(8, 247_000, &RACK).algorithm, Algorithm::HalvingDoubling);
         // Folding moves two vectors more, so at some size the ring wins.
         assert_eq!(choose(6, 100 << 20, &RACK).algorithm, Algorithm::Ring);
+        // Among large vectors the ring is preferred, until latency speaks clearly against it.
+        assert_eq!(choose(8, 100 << 20, &RACK).algorithm, Algorithm::Ring);
+        let far = Link { latency_ns: 10_000_000, ..RACK };
+        assert_eq!(choose(8, 4 << 20, &far).algorithm, Algorithm::HalvingDoubling);
         // Among two all algorithms move the same bytes, one of them in one step.
         assert_eq!(choose(2, 4, &RACK).algorithm, Algorithm::Direct);
         assert_eq!(choose(2, 100 << 20, &RACK).algorithm, Algorithm::Ring);

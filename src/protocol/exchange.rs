@@ -79,21 +79,25 @@ impl Strategy {
     pub fn fixed(self) -> Option<Algorithm> {
         match self {
             Strategy::Auto => None,
-            Strategy::Ring => Some(Algorithm::Ring),
-            Strategy::HalvingDoubling => Some(Algorithm::HalvingDoubling),
-            Strategy::Direct => Some(Algorithm::Direct),
+            strategy => strategy.algorithms(1).first().copied(),
+        }
+    }
+
+    /// The algorithms that may be taken among so many workers; the first one always may.
+    pub fn algorithms(self, world: usize) -> &'static [Algorithm] {
+        match self {
+            Strategy::Auto => candidates(world, 0),
+            Strategy::Ring => &[Algorithm::Ring],
+            Strategy::HalvingDoubling => &[Algorithm::HalvingDoubling],
+            Strategy::Direct => &[Algorithm::Direct],
         }
     }
 
     /// The workers that worker `rank` of `world` may exchange words with, in ascending order.
     pub fn peers(self, rank: usize, world: usize) -> Vec<usize> {
-        let fixed = self.fixed();
-        let algorithms = match &fixed {
-            Some(algorithm) => std::slice::from_ref(algorithm),
-            None => candidates(world, 0),
-        };
+        let algorithms = self.algorithms(world).iter();
         let peers: BTreeSet<usize> =
-            algorithms.iter().flat_map(|algorithm| algorithm.peers(rank, world)).collect();
+            algorithms.flat_map(|algorithm| algorithm.peers(rank, world)).collect();
         peers.into_iter().collect()
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::net::{GroupHandle, GroupOptions, NetError, Selection, SelectionReport, probe};
 use crate::protocol::collective::{CollectiveId, Reduction};
+use crate::protocol::cost_model::Link;
+use crate::protocol::exchange::Algorithm;
 
 /// An all-reduce among the workers of a view.
 ///
@@ -145,6 +147,24 @@ impl Group {
         };
         let selection = Selection::new(strategy, world, link);
         Ok(Group { handle, selection, under_way: VecDeque::new() })
+    }
+
+    /// Measures the link once more, whatever the strategy. Every worker must call this at once, with
+    /// nothing under way.
+    ///
+    /// # Errors
+    /// If the group fails.
+    ///
+    /// # Panics
+    /// If something is under way.
+    pub fn measure_link(&mut self) -> Result<Link, NetError> {
+        assert!(self.under_way.is_empty(), "nothing is under way");
+        probe::measure(&mut self.handle)
+    }
+
+    /// The algorithm that reduces vectors of so many bytes.
+    pub fn algorithm_for(&mut self, bytes: u64) -> Algorithm {
+        self.selection.algorithm(bytes)
     }
 
     /// What was chosen and measured so far.

@@ -1,0 +1,253 @@
+//! Local worker processes that measure collectives: this program again, which takes orders on its
+//! standard input and answers on its standard output, a JSON line a message.
+//!
+//! Everything goes in turns: the launcher gives an order to all and waits for all answers, so that
+//! between two orders the machine is quiet.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::BenchError;
+use super::collective::{Measurement, Row, Sweep, measure};
+use crate::launch::threads::bind_loopback;
+use crate::launch::worker::{NetworkPlan, peer_addresses};
+use crate::net::GroupOptions;
+use crate::net::identity::ClusterKey;
+use crate::protocol::cost_model::Link;
+use crate::train::collective::Group;
+
+/// Processes that all start in the same moment.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// To a worker.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    /// Comes first. The key travels here, never as an argument that other users could read.
+    Begin {
+        rank: usize,
+        cluster_key_pem: String,
+        network: NetworkPlan,
+    },
+    /// Every worker's addresses, by rank.
+    Join {
+        addresses: Vec<Vec<SocketAddr>>,
+    },
+    Measure {
+        bytes: u64,
+        sweep: Sweep,
+    },
+    End,
+}
+
+/// From a worker.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Bound(Vec<SocketAddr>),
+    Joined(Link),
+    Measured(Measurement),
+    Ended,
+    Failed(String),
+}
+
+/// A group of local worker processes, killed when this is dropped.
+pub struct LocalGroup {
+    workers: Vec<Worker>,
+    link: Link,
+}
+
+struct Worker {
+    process: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl LocalGroup {
+    /// Starts the processes, which join each other and measure their links. `arguments` make this
+    /// program call [`follow_orders`].
+    ///
+    /// # Errors
+    /// If a process cannot be started, or cannot join the others.
+    pub fn start(
+        arguments: &[&str],
+        workers: usize,
+        network: &NetworkPlan,
+    ) -> Result<LocalGroup, BenchError> {
+        let program = std::env::current_exe().map_err(BenchError::Spawn)?;
+        let cluster_key_pem = ClusterKey::generate()?.to_pem().to_owned();
+        let link = Link { latency_ns: 0, overhead_ns: 0, picoseconds_per_byte: 1 };
+        let mut group = LocalGroup { workers: Vec::with_capacity(workers), link };
+        for _ in 0..workers {
+            group.workers.push(Worker::start(&program, arguments)?);
+        }
+        let begin = |rank| Order::Begin {
+            rank,
+            cluster_key_pem: cluster_key_pem.clone(),
+            network: network.clone(),
+        };
+        let addresses = group.ask(begin, |answer| match answer {
+            Answer::Bound(addresses) => Ok(addresses),
+            other => Err(other),
+        })?;
+        let join = |_| Order::Join { addresses: addresses.clone() };
+        let links = group.ask(join, |answer| match answer {
+            Answer::Joined(link) => Ok(link),
+            other => Err(other),
+        })?;
+        // The workers have agreed on one.
+        group.link = links[0];
+        Ok(group)
+    }
+
+    /// What the workers measured of their links.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Measures one size.
+    ///
+    /// # Errors
+    /// If a worker fails.
+    pub fn measure(&mut self, bytes: u64, sweep: &Sweep) -> Result<Row, BenchError> {
+        let order = |_| Order::Measure { bytes, sweep: *sweep };
+        let measurements = self.ask(order, |answer| match answer {
+            Answer::Measured(measurement) => Ok(measurement),
+            other => Err(other),
+        })?;
+        Ok(Row::new(bytes, self.workers.len(), &self.link, &measurements))
+    }
+
+    /// Lets the workers part in peace.
+    ///
+    /// # Errors
+    /// If a worker fails.
+    pub fn end(mut self) -> Result<(), BenchError> {
+        self.ask(
+            |_| Order::End,
+            |answer| match answer {
+                Answer::Ended => Ok(()),
+                other => Err(other),
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Gives each worker an order and waits for all answers.
+    fn ask<T>(
+        &mut self,
+        order: impl Fn(usize) -> Order,
+        expected: impl Fn(Answer) -> Result<T, Answer>,
+    ) -> Result<Vec<T>, BenchError> {
+        for (rank, worker) in self.workers.iter_mut().enumerate() {
+            worker.tell(&order(rank));
+        }
+        let mut answers = Vec::with_capacity(self.workers.len());
+        for (rank, worker) in self.workers.iter_mut().enumerate() {
+            answers.push(match expected(worker.hear(rank)?) {
+                Ok(answer) => answer,
+                Err(Answer::Failed(message)) => return Err(BenchError::Worker { rank, message }),
+                Err(other) => {
+                    return Err(BenchError::Pipe { rank, found: format!("{other:?}") });
+                }
+            });
+        }
+        Ok(answers)
+    }
+}
+
+impl Worker {
+    fn start(program: &std::path::Path, arguments: &[&str]) -> Result<Worker, BenchError> {
+        let mut process = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(BenchError::Spawn)?;
+        let orders = process.stdin.take().expect("stdin is piped");
+        let answers = BufReader::new(process.stdout.take().expect("stdout is piped"));
+        Ok(Worker { process, orders, answers })
+    }
+
+    /// A worker that cannot be told anything has ended; that it does not answer tells so.
+    fn tell(&mut self, order: &Order) {
+        let mut line = serde_json::to_string(order).expect("an order serializes");
+        line.push('\n');
+        let _ = self.orders.write_all(line.as_bytes());
+    }
+
+    fn hear(&mut self, rank: usize) -> Result<Answer, BenchError> {
+        let mut line = String::new();
+        match self.answers.read_line(&mut line) {
+            Ok(0) | Err(_) => Err(BenchError::Silent { rank }),
+            Ok(_) => serde_json::from_str(&line)
+                .map_err(|_| BenchError::Pipe { rank, found: line.trim_end().to_owned() }),
+        }
+    }
+}
+
+impl Drop for LocalGroup {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            // An error means that it has ended already.
+            let _ = worker.process.kill();
+            let _ = worker.process.wait();
+        }
+    }
+}
+
+/// Is one of a [`LocalGroup`]'s workers, until the orders end.
+///
+/// # Errors
+/// If the group fails; the launcher has been told.
+pub fn follow_orders() -> Result<(), BenchError> {
+    let outcome = work(&mut std::io::stdin().lock().lines().map_while(Result::ok));
+    if let Err(error) = &outcome {
+        answer(&Answer::Failed(error.to_string()));
+    }
+    outcome
+}
+
+fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
+    let mut order = || lines.next().and_then(|line| serde_json::from_str(&line).ok());
+    let Some(Order::Begin { rank, cluster_key_pem, network }) = order() else {
+        return Err(BenchError::NotLaunched);
+    };
+    let key = ClusterKey::from_pem(&cluster_key_pem)?;
+    let (socket, address) =
+        bind_loopback().map_err(|error| BenchError::Worker { rank, message: error.to_string() })?;
+    answer(&Answer::Bound(vec![address]));
+    let Some(Order::Join { addresses }) = order() else { return Err(BenchError::NotLaunched) };
+    let mut group = Group::join(GroupOptions {
+        socket,
+        key,
+        rank,
+        peers: peer_addresses(&addresses),
+        run_id: "bench".into(),
+        config_digest: [0; 32],
+        join_timeout: JOIN_TIMEOUT,
+        strategy: network.strategy,
+        transport: network.transport,
+    })?;
+    let link = match group.selection().link() {
+        Some(link) => *link,
+        None => group.measure_link()?,
+    };
+    answer(&Answer::Joined(link));
+    while let Some(Order::Measure { bytes, sweep }) = order() {
+        answer(&Answer::Measured(measure(&mut group, bytes, &sweep)?));
+    }
+    group.close()?;
+    answer(&Answer::Ended);
+    Ok(())
+}
+
+/// A line to the launcher; one that cannot be told is gone, and then the orders end.
+fn answer(answer: &Answer) {
+    let mut line = serde_json::to_string(answer).expect("an answer serializes");
+    line.push('\n');
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
+}

@@ -1,0 +1,35 @@
+//! Benchmarks that come with the program, so that anybody can repeat them where it matters.
+
+pub mod collective;
+pub mod group;
+pub mod loopback;
+pub mod statistics;
+
+use std::io;
+
+use crate::net::NetError;
+use crate::net::identity::KeyError;
+use crate::train::collective::CollectiveError;
+
+/// Why a benchmark could not be run to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error(transparent)]
+    Net(#[from] NetError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    #[error("could not start a worker process: {0}; check that annulet may run itself")]
+    Spawn(#[source] io::Error),
+    #[error("worker {rank}: {message}")]
+    Worker { rank: usize, message: String },
+    #[error("worker {rank} ended without a word")]
+    Silent { rank: usize },
+    #[error("worker {rank} said something unexpected: {found}; all workers must be one version")]
+    Pipe { rank: usize, found: String },
+    #[error("--launched is for `annulet bench` alone")]
+    NotLaunched,
+    #[error("loopback sockets for comparison: {0}")]
+    Loopback(#[source] io::Error),
+}

@@ -1,0 +1,189 @@
+//! `annulet bench`: what this machine can do.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::bench::BenchError;
+use crate::bench::collective::{Growth, Row, Sweep};
+use crate::bench::group::{LocalGroup, follow_orders};
+use crate::bench::loopback::{tcp_times, udp_times};
+use crate::bench::statistics::Summary;
+use crate::launch::worker::NetworkPlan;
+use crate::protocol::cost_model::Link;
+use crate::train::checkpoint::write_atomically;
+
+use super::CommandError;
+use super::network_flags::NetworkFlags;
+
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Time the all-reduce among local processes: nccl-tests' flags and columns
+    Collective(CollectiveArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct CollectiveArguments {
+    /// Be a child of `annulet bench`: orders come on standard input
+    #[arg(long, hide = true)]
+    launched: bool,
+    /// Worker processes on this machine
+    #[arg(long, env = "ANNULET_WORKERS", default_value_t = 4,
+          value_parser = clap::value_parser!(u64).range(1..=256))]
+    workers: u64,
+    /// Smallest size in bytes; K, M and G are powers of 1024
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "4")]
+    minbytes: Bytes,
+    /// Largest size
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "16M")]
+    maxbytes: Bytes,
+    /// Grow by this many bytes
+    #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "stepfactor")]
+    stepbytes: Option<Bytes>,
+    /// Grow by this factor [default: 4]
+    #[arg(short = 'f', long, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(2..))]
+    stepfactor: Option<u64>,
+    /// Iterations of each size
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    iters: u64,
+    /// Iterations before those
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    warmup_iters: u64,
+    /// Check every result (1) or none (0)
+    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    check: u8,
+    /// Write everything as JSON, each iteration's time included
+    #[arg(short = 'J', long, value_name = "FILE")]
+    output_file: Option<PathBuf>,
+    #[command(flatten)]
+    network: NetworkFlags,
+}
+
+/// A number of bytes, such as 4, 32K or 1G.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (digits, shift) = match text.as_bytes().last() {
+            Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
+            Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
+            Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
+            _ => (text, 0),
+        };
+        digits
+            .parse::<u64>()
+            .ok()
+            .filter(|&number| number <= BYTES_MAX >> shift)
+            .map(|number| Bytes(number << shift))
+            .ok_or_else(|| "write a number of bytes up to 8G, such as 4, 32K or 1G".to_owned())
+    }
+}
+
+/// Twice this, and a vector has more words than a collective's header can say.
+const BYTES_MAX: u64 = 8 << 30;
+
+/// What `-J` writes.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    workers: u64,
+    network: &'a NetworkPlan,
+    sweep: Sweep,
+    link: Link,
+    rows: &'a [Row],
+}
+
+pub fn run(command: BenchCommand) -> Result<(), CommandError> {
+    match command {
+        BenchCommand::Collective(arguments) if arguments.launched => Ok(follow_orders()?),
+        BenchCommand::Collective(arguments) => collective(&arguments),
+    }
+}
+
+fn collective(arguments: &CollectiveArguments) -> Result<(), CommandError> {
+    let growth = match arguments.stepbytes {
+        Some(Bytes(step)) => Growth::Step(step),
+        None => Growth::Factor(arguments.stepfactor.unwrap_or(4)),
+    };
+    let sweep = Sweep {
+        smallest: arguments.minbytes.0,
+        largest: arguments.maxbytes.0,
+        growth,
+        iterations: arguments.iters as usize,
+        warmup: arguments.warmup_iters as usize,
+        check: arguments.check == 1,
+    };
+    if sweep.smallest > sweep.largest {
+        return Err(CommandError::Usage(
+            "-b is larger than -e: there is no size to measure".into(),
+        ));
+    }
+    let network = arguments.network.resolve(true)?;
+    let workers = arguments.workers as usize;
+    let mut group = LocalGroup::start(&["bench", "collective", "--launched"], workers, &network)?;
+    let link = *group.link();
+    print(&format!(
+        "# {workers} local processes, mutual TLS over QUIC; measured at the start: {link}\n\
+         # model: the cost model's prediction; tcp, udp: plain loopback, one way, two threads\n{}",
+        Row::head()
+    ))?;
+    let mut rows = Vec::new();
+    for bytes in sweep.sizes() {
+        let mut row = group.measure(bytes, &sweep)?;
+        row.tcp_us = plain(tcp_times(bytes as usize, sweep.iterations))?;
+        row.udp_us = plain(udp_times(bytes as usize, sweep.iterations))?;
+        print(&format!("{row}\n"))?;
+        rows.push(row);
+    }
+    group.end()?;
+    if let Some(path) = &arguments.output_file {
+        let version = env!("CARGO_PKG_VERSION");
+        let workers = arguments.workers;
+        let report = Report { version, workers, network: &network, sweep, link, rows: &rows };
+        let mut text = serde_json::to_string_pretty(&report).expect("a report serializes");
+        text.push('\n');
+        write_atomically(path, text.as_bytes())
+            .map_err(|source| CommandError::Write { path: path.clone(), source })?;
+    }
+    let wrong: u64 = rows.iter().map(|row| row.wrong).sum();
+    if wrong > 0 {
+        return Err(CommandError::WrongSums { wrong });
+    }
+    Ok(())
+}
+
+/// The median of plain sockets' times, where there is one.
+fn plain(times: std::io::Result<Vec<f64>>) -> Result<Option<f64>, BenchError> {
+    let times = times.map_err(BenchError::Loopback)?;
+    Ok((!times.is_empty()).then(|| Summary::of(&times).p50))
+}
+
+/// Results as they come, on stdout.
+fn print(text: &str) -> Result<(), CommandError> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CommandError::Output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_suffixes() {
+        assert_eq!("4".parse(), Ok(Bytes(4)));
+        assert_eq!("32K".parse(), Ok(Bytes(32 << 10)));
+        assert_eq!("1g".parse(), Ok(Bytes(1 << 30)));
+        for text in ["", "K", "-1", "1T", "9G", "18446744073709551615K", "1.5M"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! `annulet bench collective`: its rows, its JSON, and that nothing is left behind.
+
+mod common;
+
+use common::annulet;
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> (String, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bench.json");
+    let output = annulet()
+        .args(["bench", "collective", "-n", "3", "-w", "1", "-J"])
+        .arg(&file)
+        .args(arguments)
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    let json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    (String::from_utf8(output.stdout).unwrap(), json)
+}
+
+#[test]
+fn each_size_has_a_row_with_every_result_checked() {
+    for algorithm in ["auto", "ring", "halving-doubling", "direct"] {
+        let (table, json) =
+            bench(&["--workers", "3", "-b", "0", "-e", "4K", "-f", "32", "--algorithm", algorithm]);
+        let lines: Vec<&str> = table.lines().filter(|line| !line.starts_with('#')).collect();
+        let rows = json["rows"].as_array().unwrap();
+        let sizes: Vec<_> = rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sizes, [0, 4, 128, 4_096]);
+        assert_eq!(lines.len(), rows.len());
+        for (line, row) in lines.iter().zip(rows) {
+            let cells: Vec<&str> = line.split_whitespace().collect();
+            assert_eq!(cells.len(), 14, "{line}");
+            assert_eq!(cells[0], row["bytes"].to_string());
+            assert_eq!(row["wrong"], 0);
+            assert_eq!(row["times_us"].as_array().unwrap().len(), 3);
+            assert!(row["predicted_us"].as_f64().unwrap() > 0.0);
+            if algorithm != "auto" {
+                assert_eq!(row["algorithm"], algorithm);
+            }
+        }
+        assert_eq!(json["workers"], 3);
+    }
+}
+
+#[test]
+fn one_worker_needs_no_peers() {
+    let (table, json) = bench(&["--workers", "1", "-b", "1K", "-e", "3K", "-i", "1K"]);
+    assert_eq!(table.lines().filter(|line| !line.starts_with('#')).count(), 3);
+    assert_eq!(json["rows"][0]["busbw_gb_s"], 0.0);
+}
+
+#[test]
+fn the_settings_of_the_transport_work_at_their_limits() {
+    for settings in [
+        ["--mtu", "1200", "--gso", "on"],
+        ["--mtu", "65527", "--gso", "off"],
+        ["--congestion", "fixed:78000", "--gso", "off"],
+    ] {
+        let mut arguments = vec!["--workers", "2", "-b", "1M", "-e", "1M"];
+        arguments.extend(settings);
+        assert_eq!(bench(&arguments).1["rows"][0]["wrong"], 0);
+    }
+}
