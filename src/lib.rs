@@ -33,6 +33,31 @@
 //! `gpu` and `net` never see each other; `train` knows them through two traits,
 //! [`train::engine::GradientEngine`] and [`train::collective::Collective`].
 
+//!
+//! # The collective alone
+//!
+//! Any program can sum its own buffers over processes or machines, encrypted and mutually
+//! authenticated: join a group, then call it. `examples/allreduce.rs` runs as it is.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use annulet::net::{ClusterKey, GroupOptions};
+//! use annulet::train::collective::Group;
+//!
+//! let key = ClusterKey::read("cluster.key".as_ref())?; // `annulet key` makes one
+//! let peers = ["10.0.0.1:4400", "10.0.0.2:4400"].map(|peer| vec![peer.parse().unwrap()]);
+//! let socket = std::net::UdpSocket::bind("0.0.0.0:4400")?;
+//! let rank = 0; // this worker's place in the list
+//! let mut group = Group::join(GroupOptions::new(socket, key, rank, peers.to_vec()))?;
+//!
+//! let mut gradients = vec![0.5f32; 1_000];
+//! group.all_reduce_f32(&mut gradients)?; // exact: the same bits for any order of workers
+//! group.all_reduce_i32(&mut [1, 2, 3])?;
+//! group.close()?;
+//! # Ok(())
+//! # }
+//! ```
+
 pub mod bench;
 pub mod cli;
 pub mod config;

@@ -12,6 +12,7 @@ use annulet::net::{
 use annulet::protocol::collective::{CollectiveId, Content, Reduction};
 use annulet::protocol::exchange::Strategy;
 use annulet::protocol::message::HEADER_WORDS;
+use annulet::train::buffers::BufferError;
 use annulet::train::collective::{Collective, CollectiveError, Group};
 
 /// Long enough for seven workers on a busy machine; only failures wait for it.
@@ -96,8 +97,7 @@ fn vectors_of_many_sizes_are_reduced_in_order() {
         in_parallel(rings, |mut ring| {
             let rank = ring.rank();
             assert_eq!(ring.world_size(), world);
-            let reduction =
-                |words: usize| Reduction { sum_words: words - words / 3, max_words: words / 3 };
+            let reduction = |words: usize| Reduction::new(words - words / 3, words / 3);
             // Twice, the second time with vectors that came out of the first.
             for step in 0..2 {
                 for (i, &words) in sizes.iter().enumerate() {
@@ -121,7 +121,7 @@ fn vectors_of_many_sizes_are_reduced_in_order() {
 fn all_workers_measure_one_link_and_choose_alike() {
     let selections = in_parallel(form(group(4)), |mut ring| {
         for words in [1, 10_000, 300_000] {
-            let reduction = Reduction { sum_words: words, max_words: 0 };
+            let reduction = Reduction::sums(words);
             ring.start(bucket(0, 0), reduction, vec![1; words]).expect("started");
             ring.finish().expect("finished");
         }
@@ -141,6 +141,48 @@ fn all_workers_measure_one_link_and_choose_alike() {
     assert!(selections.iter().all(|selection| *selection == selections[0]), "{selections:?}");
 }
 
+#[test]
+fn buffers_are_summed_in_place_with_the_same_bits_everywhere() {
+    let world = 3;
+    // With 2^24 as the largest magnitude of three workers, multiples of 1/32 are not rounded.
+    let small = |i: usize| 1.0 + (i % 32) as f32 / 32.0;
+    for strategy in Strategy::ALL {
+        let mut group = group(world);
+        group.iter_mut().for_each(|options| options.strategy = strategy);
+        let sums = in_parallel(form(group), |mut group| {
+            let rank = group.rank();
+            let mut integers: Vec<i32> = (0..1_001).map(|i| i * (rank as i32 - 1)).collect();
+            group.all_reduce_i32(&mut integers).expect("summed");
+            assert!(integers.iter().all(|&sum| sum == 0), "-1 + 0 + 1 times anything");
+            group.all_reduce_i32(&mut []).expect("nothing is summed too");
+
+            // Magnitudes far apart: plain sums depend on the order, exact ones do not.
+            let values: Vec<f32> = (0..1_001)
+                .map(|i| [16_777_216.0, -16_777_216.0, small(i)][(rank + i) % world])
+                .collect();
+            let mut exact = values.clone();
+            group.all_reduce_f32(&mut exact).expect("summed");
+            let mut plain = values;
+            let in_ring_order = group.all_reduce_f32_in_ring_order(&mut plain);
+            let has_ring = matches!(strategy, Strategy::Auto | Strategy::Ring);
+            assert_eq!(in_ring_order.is_ok(), has_ring, "{in_ring_order:?}");
+
+            // One worker's infinity is everybody's error, and the group goes on.
+            let mut infinite = [if rank == 1 { f32::INFINITY } else { 1.0 }];
+            let error = group.all_reduce_f32(&mut infinite).expect_err("no exact sum");
+            assert!(matches!(error, BufferError::NotFinite));
+            group.all_reduce_i32(&mut [1]).expect("the group goes on");
+            group.close().expect("an orderly end");
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            (bits(exact), has_ring.then(|| bits(plain)))
+        });
+        assert!(sums.iter().all(|sum| *sum == sums[0]), "{}", strategy.name());
+        for (i, &bits) in sums[0].0.iter().enumerate() {
+            assert_eq!(f32::from_bits(bits), small(i), "{i}");
+        }
+    }
+}
+
 /// A failure of one worker's ring, whether it came while joining or later.
 fn failure<T>(outcome: Result<T, CollectiveError>) -> NetError {
     match outcome {
@@ -152,7 +194,7 @@ fn failure<T>(outcome: Result<T, CollectiveError>) -> NetError {
 
 /// Reduces one small vector.
 fn all_reduce(ring: &mut Group, id: CollectiveId) -> Result<Vec<u32>, CollectiveError> {
-    let reduction = Reduction { sum_words: 1_000, max_words: 0 };
+    let reduction = Reduction::sums(1_000);
     ring.start(id, reduction, vector(ring.rank(), 0, 1_000))?;
     ring.finish()
 }
@@ -160,7 +202,7 @@ fn all_reduce(ring: &mut Group, id: CollectiveId) -> Result<Vec<u32>, Collective
 #[test]
 fn a_vector_larger_than_all_windows_is_reduced() {
     let words = 3_000_001;
-    let reduction = Reduction { sum_words: words, max_words: 0 };
+    let reduction = Reduction::sums(words);
     let mut group = group(3);
     for options in &mut group {
         // No multiple of four, so that words are sent in part.
@@ -176,7 +218,7 @@ fn a_vector_larger_than_all_windows_is_reduced() {
 #[test]
 fn traffic_is_what_the_ring_costs() {
     let (world, words) = (4, 10_000);
-    let reduction = Reduction { sum_words: words, max_words: 0 };
+    let reduction = Reduction::sums(words);
     let mut group = group(world);
     group.iter_mut().for_each(|options| options.strategy = Strategy::Ring);
     let traffic = in_parallel(form(group), |mut ring| {
@@ -279,7 +321,7 @@ fn workers_out_of_step_name_both_sides() {
 fn vectors_of_different_length_are_out_of_step() {
     let errors = in_parallel(form(group(2)), |mut ring| {
         let words = 10 + ring.rank();
-        let reduction = Reduction { sum_words: words, max_words: 0 };
+        let reduction = Reduction::sums(words);
         ring.start(bucket(0, 0), reduction, vec![1; words]).expect("started");
         failure(ring.finish())
     });
@@ -404,7 +446,7 @@ fn strangers_do_not_disturb_the_forming_of_a_ring() {
 
 #[test]
 fn too_many_vectors_under_way_are_refused() {
-    let reduction = Reduction { sum_words: 1, max_words: 0 };
+    let reduction = Reduction::sums(1);
     in_parallel(form(group(2)), |mut ring| {
         for i in 0..IN_FLIGHT_MAX {
             ring.start(bucket(0, i as u32), reduction, vec![1]).expect("room for it");

@@ -77,7 +77,7 @@ pub struct Measurement {
 /// If the group fails.
 pub fn measure(group: &mut Group, bytes: u64, sweep: &Sweep) -> Result<Measurement, BenchError> {
     let words = (bytes / WORD_BYTES) as usize;
-    let reduction = Reduction { sum_words: words, max_words: 0 };
+    let reduction = Reduction::sums(words);
     let own = input(group.rank(), words);
     let mut expected = vec![0; words];
     for rank in 0..group.world_size() {
@@ -110,7 +110,7 @@ pub fn measure(group: &mut Group, bytes: u64, sweep: &Sweep) -> Result<Measureme
 
 /// A reduction that nobody finishes before everybody has begun it.
 fn wait_for_all(group: &mut Group) -> Result<(), BenchError> {
-    group.start(id(0), Reduction { sum_words: 0, max_words: 1 }, vec![0])?;
+    group.start(id(0), Reduction::maxima(1), vec![0])?;
     group.finish()?;
     Ok(())
 }

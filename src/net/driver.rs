@@ -49,6 +49,29 @@ pub struct GroupOptions {
     pub transport: TransportSettings,
 }
 
+impl GroupOptions {
+    /// Options of a group that does one thing and needs no configuration: workers appear within a
+    /// minute, algorithms are chosen by the cost model, and the transport has its defaults.
+    pub fn new(
+        socket: UdpSocket,
+        key: ClusterKey,
+        rank: usize,
+        peers: Vec<Vec<PeerAddress>>,
+    ) -> GroupOptions {
+        GroupOptions {
+            socket,
+            key,
+            rank,
+            peers,
+            run_id: String::new(),
+            config_digest: [0; 32],
+            join_timeout: Duration::from_secs(60),
+            strategy: Strategy::Auto,
+            transport: TransportSettings::default(),
+        }
+    }
+}
+
 /// Vectors that may be under way at one time.
 pub const IN_FLIGHT_MAX: usize = 64;
 
@@ -632,7 +655,7 @@ mod tests {
         };
         let worker = thread::spawn(|| {
             let mut handle = GroupHandle::join(options).expect("the rogue joins as others do");
-            let reduction = Reduction { sum_words: 4, max_words: 0 };
+            let reduction = Reduction::sums(4);
             handle.start(id(), Algorithm::Ring, reduction, vec![1; 4]).expect("started");
             handle.finish().expect_err("the rogue breaks the protocol")
         });
@@ -680,7 +703,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_ends_early_is_a_lost_peer() {
-        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let reduction = Reduction::sums(4);
         let header = CollectiveHeader::new(id(), Algorithm::Ring, reduction, 0);
         let error = verdict_on(|stream| {
             write(stream, &header.encode());
@@ -694,7 +717,7 @@ mod tests {
 
     #[test]
     fn a_collective_that_was_not_asked_for_is_out_of_step() {
-        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let reduction = Reduction::sums(4);
         let header = CollectiveHeader::new(id(), Algorithm::Ring, reduction, 1);
         let error = verdict_on(|stream| write(stream, &header.encode()));
         assert!(matches!(error, NetError::OutOfStep(_)), "{error}");

@@ -74,7 +74,7 @@ impl Probe<'_> {
         words: usize,
         repetitions: usize,
     ) -> Result<Duration, NetError> {
-        let reduction = Reduction { sum_words: words, max_words: 0 };
+        let reduction = Reduction::sums(words);
         let mut vector = vec![0; words];
         let mut fastest = Duration::MAX;
         for _ in 0..repetitions {
@@ -87,7 +87,7 @@ impl Probe<'_> {
 
     fn agree(&mut self, own: Link) -> Result<Link, NetError> {
         let vector = vec![own.latency_ns, own.overhead_ns, own.picoseconds_per_byte];
-        let reduction = Reduction { sum_words: 0, max_words: vector.len() };
+        let reduction = Reduction::maxima(vector.len());
         let largest = self.reduce(self.algorithm, reduction, vector)?;
         Ok(Link {
             latency_ns: largest[0],

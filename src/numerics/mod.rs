@@ -3,3 +3,4 @@
 pub mod fixed_point;
 pub mod optimizer;
 pub mod schedule;
+pub mod shared_exponent;

@@ -4,16 +4,41 @@ use serde::{Deserialize, Serialize};
 
 /// How a vector of `u32` words is reduced: the first `sum_words` are added with wrap-around, of
 /// the `max_words` behind them the maximum is taken. Both are exact and order-free.
+///
+/// The `float_words` behind those are `f32`s that are added as such. The order counts for them:
+/// every worker has the same bits only by an algorithm that completes each word in one place, as the
+/// ring does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reduction {
     pub sum_words: usize,
     pub max_words: usize,
+    pub float_words: usize,
 }
 
 impl Reduction {
+    /// Sums, and maxima behind them.
+    pub const fn new(sum_words: usize, max_words: usize) -> Reduction {
+        Reduction { sum_words, max_words, float_words: 0 }
+    }
+
+    /// Sums alone.
+    pub const fn sums(words: usize) -> Reduction {
+        Reduction::new(words, 0)
+    }
+
+    /// Maxima alone.
+    pub const fn maxima(words: usize) -> Reduction {
+        Reduction::new(0, words)
+    }
+
+    /// `f32`s alone, added as such.
+    pub const fn float_sums(words: usize) -> Reduction {
+        Reduction { sum_words: 0, max_words: 0, float_words: words }
+    }
+
     /// All words of the vector.
-    pub fn words(&self) -> usize {
-        self.sum_words + self.max_words
+    pub const fn words(&self) -> usize {
+        self.sum_words + self.max_words + self.float_words
     }
 
     /// Reduces `incoming` into `vector[at..]`.
@@ -22,14 +47,17 @@ impl Reduction {
     /// If the piece does not lie within the vector.
     pub fn reduce(&self, vector: &mut [u32], at: usize, incoming: &[u32]) {
         let target = &mut vector[at..at + incoming.len()];
-        let sums = self.sum_words.saturating_sub(at).min(incoming.len());
-        let (target_sums, target_maxima) = target.split_at_mut(sums);
-        let (incoming_sums, incoming_maxima) = incoming.split_at(sums);
-        for (word, &other) in target_sums.iter_mut().zip(incoming_sums) {
+        // What lies before each border, as far as this piece reaches.
+        let before = |border: usize| border.saturating_sub(at).min(incoming.len());
+        let (sums, exact) = (before(self.sum_words), before(self.sum_words + self.max_words));
+        for (word, &other) in target[..sums].iter_mut().zip(&incoming[..sums]) {
             *word = word.wrapping_add(other);
         }
-        for (word, &other) in target_maxima.iter_mut().zip(incoming_maxima) {
+        for (word, &other) in target[sums..exact].iter_mut().zip(&incoming[sums..exact]) {
             *word = (*word).max(other);
+        }
+        for (word, &other) in target[exact..].iter_mut().zip(&incoming[exact..]) {
+            *word = (f32::from_bits(*word) + f32::from_bits(other)).to_bits();
         }
     }
 }
@@ -68,4 +96,26 @@ pub enum Content {
     Digest,
     /// Nothing of the run: the link is measured.
     Probe,
+    /// A program's own buffer; the step is its number.
+    Buffer,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_word_is_reduced_as_such_wherever_a_piece_begins() {
+        let reduction = Reduction { sum_words: 2, max_words: 1, float_words: 2 };
+        let float = |value: f32| value.to_bits();
+        let own = [u32::MAX, 2, 3, float(0.5), float(1.0)];
+        let other = [1, 20, 2, float(0.25), float(-2.0)];
+        let expected = [0, 22, 3, float(0.75), float(-1.0)];
+        for cut in 0..=own.len() {
+            let mut vector = own;
+            reduction.reduce(&mut vector, 0, &other[..cut]);
+            reduction.reduce(&mut vector, cut, &other[cut..]);
+            assert_eq!(vector, expected);
+        }
+    }
 }

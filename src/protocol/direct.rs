@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_does_not_change_with_what_arrives() {
-        let reduction = Reduction { sum_words: 2, max_words: 1 };
+        let reduction = Reduction::new(2, 1);
         let mut vector = vec![1, 2, 3];
         let mut direct = DirectAllReduce::new(0, 3, reduction, &vector);
         direct.receive(1, &mut vector, &[10, 10]).expect("two words of three");
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn words_beyond_the_end_are_an_error() {
-        let reduction = Reduction { sum_words: 1, max_words: 0 };
+        let reduction = Reduction::sums(1);
         let mut vector = vec![1];
         let mut direct = DirectAllReduce::new(0, 2, reduction, &vector);
         let surplus = direct.receive(1, &mut vector, &[1, 1]);

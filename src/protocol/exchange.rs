@@ -42,7 +42,7 @@ impl Algorithm {
 
     /// The workers that worker `rank` of `world` exchanges words with, in ascending order.
     pub fn peers(self, rank: usize, world: usize) -> Vec<usize> {
-        let empty = Reduction { sum_words: 0, max_words: 0 };
+        let empty = Reduction::sums(0);
         let exchange = Exchange::new(self, rank, world, empty, &[]);
         (0..world).filter(|&peer| exchange.sends_to(peer) || exchange.receives_from(peer)).collect()
     }
@@ -351,7 +351,7 @@ mod tests {
                 let vectors: Vec<Vec<u32>> =
                     (0..world).map(|_| (0..words).map(|_| random.next_u32()).collect()).collect();
                 let max_words = random.next_u32() as usize % (words + 1);
-                let reduction = Reduction { sum_words: words - max_words, max_words };
+                let reduction = Reduction::new(words - max_words, max_words);
                 let expected = plain_reduction(&vectors, reduction);
                 for algorithm in Algorithm::ALL {
                     let mut simulation =
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn words_from_a_stranger_are_an_error() {
-        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let reduction = Reduction::sums(4);
         for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
             let mut vector = vec![1; 4];
             let mut exchange = Exchange::new(algorithm, 0, 8, reduction, &vector);

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     fn sums(words: usize) -> Reduction {
-        Reduction { sum_words: words, max_words: 0 }
+        Reduction::sums(words)
     }
 
     #[test]

@@ -221,14 +221,16 @@ pub struct CollectiveHeader {
     pub algorithm: Algorithm,
     /// Words of the vector.
     pub words: u32,
-    /// How many of them are summed.
+    /// How many of them are summed as integers.
     pub sum_words: u32,
+    /// How many of them are summed as floats.
+    pub float_words: u32,
     /// Collectives that this worker began before this one, in this view.
     pub sequence: u64,
 }
 
 /// Words of an encoded [`CollectiveHeader`].
-pub const HEADER_WORDS: usize = 12;
+pub const HEADER_WORDS: usize = 13;
 
 /// Reads "ANLT" in a dump of the stream.
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"ANLT");
@@ -245,7 +247,9 @@ impl CollectiveHeader {
         sequence: u64,
     ) -> CollectiveHeader {
         let words = u32::try_from(reduction.words()).expect("a vector has fewer than 2^32 words");
-        CollectiveHeader { id, algorithm, words, sum_words: reduction.sum_words as u32, sequence }
+        // Neither is more than all words are.
+        let (sum_words, float_words) = (reduction.sum_words as u32, reduction.float_words as u32);
+        CollectiveHeader { id, algorithm, words, sum_words, float_words, sequence }
     }
 
     pub fn encode(&self) -> [u32; HEADER_WORDS] {
@@ -255,6 +259,7 @@ impl CollectiveHeader {
             Content::Evaluation => (1, 0),
             Content::Digest => (2, 0),
             Content::Probe => (3, 0),
+            Content::Buffer => (4, 0),
         };
         let algorithm = match self.algorithm {
             Algorithm::Ring => 0,
@@ -274,6 +279,7 @@ impl CollectiveHeader {
             algorithm,
             self.words,
             self.sum_words,
+            self.float_words,
         ]
     }
 
@@ -291,6 +297,7 @@ impl CollectiveHeader {
             algorithm,
             words,
             sum_words,
+            float_words,
         ] = words;
         if magic != HEADER_MAGIC {
             return Err(HeaderFault::Magic { found: magic });
@@ -300,6 +307,7 @@ impl CollectiveHeader {
             (1, 0) => Content::Evaluation,
             (2, 0) => Content::Digest,
             (3, 0) => Content::Probe,
+            (4, 0) => Content::Buffer,
             _ => return Err(HeaderFault::Content { kind, index }),
         };
         let algorithm = match algorithm {
@@ -313,6 +321,7 @@ impl CollectiveHeader {
             algorithm,
             words,
             sum_words,
+            float_words,
             sequence: wide(sequence_low, sequence_high),
         })
     }
@@ -359,6 +368,7 @@ pub fn describe(id: &CollectiveId) -> String {
         Content::Evaluation => format!("the evaluation at {step}"),
         Content::Digest => format!("the digest at {step}"),
         Content::Probe => format!("probe {step} of the link"),
+        Content::Buffer => format!("buffer {step}"),
     };
     if *attempt > 0 {
         text += &format!(" attempt {attempt}");
@@ -384,6 +394,9 @@ impl fmt::Display for Described<'_> {
         }
         if header.words != other.words || header.sum_words != other.sum_words {
             write!(f, " with {} words ({} summed)", header.words, header.sum_words)?;
+        }
+        if header.float_words != other.float_words {
+            write!(f, " with {} words as floats", header.float_words)?;
         }
         if header.sequence != other.sequence {
             write!(f, " (its collective {})", header.sequence)?;
@@ -422,7 +435,7 @@ mod tests {
     fn header() -> CollectiveHeader {
         let id =
             CollectiveId { generation: 0, step: 4, attempt: 0, content: Content::Gradients(1) };
-        CollectiveHeader::new(id, Algorithm::Ring, Reduction { sum_words: 90, max_words: 10 }, 9)
+        CollectiveHeader::new(id, Algorithm::Ring, Reduction::new(90, 10), 9)
     }
 
     fn contents() -> impl Generator<Value = Content> {
@@ -430,7 +443,8 @@ mod tests {
             any::<u32>().prop_map(Content::Gradients),
             Just(Content::Evaluation),
             Just(Content::Digest),
-            Just(Content::Probe)
+            Just(Content::Probe),
+            Just(Content::Buffer)
         ]
     }
 
@@ -438,16 +452,18 @@ mod tests {
         #[test]
         fn headers_survive_encoding(
             (generation, step, attempt, content) in (any::<u32>(), any::<u64>(), any::<u32>(), contents()),
-            (words, sum_words, sequence) in (any::<u32>(), any::<u32>(), any::<u64>()),
+            (words, sum_words, float_words, sequence) in
+                (any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>()),
             algorithm in prop::sample::select(&Algorithm::ALL[..]),
         ) {
             let id = CollectiveId { generation, step, attempt, content };
-            let header = CollectiveHeader { id, algorithm, words, sum_words, sequence };
+            let header =
+                CollectiveHeader { id, algorithm, words, sum_words, float_words, sequence };
             prop_assert_eq!(CollectiveHeader::decode(&header.encode()), Ok(header));
         }
 
         #[test]
-        fn hostile_headers_are_errors(words in prop::array::uniform12(any::<u32>())) {
+        fn hostile_headers_are_errors(words in prop::array::uniform13(any::<u32>())) {
             if let Ok(header) = CollectiveHeader::decode(&words) {
                 prop_assert_eq!(header.encode(), words);
             }
@@ -463,10 +479,10 @@ mod tests {
             Err(HeaderFault::Magic { found: HEADER_MAGIC + 1 })
         );
         let mut words = header().encode();
-        words[7] = 4;
+        words[7] = 5;
         assert_eq!(
             CollectiveHeader::decode(&words),
-            Err(HeaderFault::Content { kind: 4, index: 1 })
+            Err(HeaderFault::Content { kind: 5, index: 1 })
         );
         let mut words = header().encode();
         words[9] = 3;

@@ -283,7 +283,7 @@ mod tests {
                 let vectors: Vec<Vec<u32>> =
                     (0..world).map(|_| (0..words).map(|_| random.next_u32()).collect()).collect();
                 let max_words = random.next_u32() as usize % (words + 1);
-                let reduction = Reduction { sum_words: words - max_words, max_words };
+                let reduction = Reduction::new(words - max_words, max_words);
                 let expected = plain_reduction(&vectors, reduction);
                 let reduced = Simulation::new(vectors, reduction, random.clone()).run();
                 for (rank, vector) in reduced.iter().enumerate() {
@@ -304,7 +304,7 @@ mod tests {
     fn costs_what_the_module_says() {
         for world in 1..=16 {
             for words in WORDS {
-                let reduction = Reduction { sum_words: words, max_words: 0 };
+                let reduction = Reduction::sums(words);
                 let rings: Vec<_> =
                     (0..world).map(|rank| RingAllReduce::new(rank, world, reduction)).collect();
                 // Shards differ by at most one word, and each stream leaves out two of them.
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_word_is_passed_on_as_soon_as_it_is_received() {
-        let reduction = Reduction { sum_words: 9, max_words: 0 };
+        let reduction = Reduction::sums(9);
         let mut ring = RingAllReduce::new(1, 3, reduction);
         let mut vector: Vec<u32> = (0..9).collect();
         assert_eq!(ring.next_send(), 3..6);
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn words_beyond_the_end_are_an_error() {
-        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let reduction = Reduction::sums(4);
         let mut ring = RingAllReduce::new(0, 2, reduction);
         let mut vector = vec![1; 4];
         ring.sent(2);
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_result_that_comes_too_early_is_an_error() {
-        let reduction = Reduction { sum_words: 4, max_words: 0 };
+        let reduction = Reduction::sums(4);
         let mut ring = RingAllReduce::new(0, 2, reduction);
         let mut vector = vec![1; 4];
         ring.sent(1);
@@ -366,6 +366,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "only words that were named may be sent")]
     fn sending_words_that_were_not_named_is_a_bug() {
-        RingAllReduce::new(0, 2, Reduction { sum_words: 4, max_words: 0 }).sent(3);
+        RingAllReduce::new(0, 2, Reduction::sums(4)).sent(3);
     }
 }

@@ -149,8 +149,7 @@ mod tests {
 
     fn reduce(total: &mut [Vec<u32>], part: &[Vec<u32>]) {
         for ((bucket, total), part) in BUCKETS.iter().zip(total).zip(part) {
-            let reduction =
-                Reduction { sum_words: bucket.sum_words(), max_words: bucket.max_words() };
+            let reduction = Reduction::new(bucket.sum_words(), bucket.max_words());
             reduction.reduce(total, 0, part);
         }
     }

@@ -127,6 +127,8 @@ pub struct Group {
     selection: Selection,
     /// Bytes of the vectors under way.
     under_way: VecDeque<u64>,
+    /// Buffers reduced so far: see [`buffers`](super::buffers).
+    buffers: u64,
 }
 
 impl Group {
@@ -146,7 +148,7 @@ impl Group {
             _ => None,
         };
         let selection = Selection::new(strategy, world, link);
-        Ok(Group { handle, selection, under_way: VecDeque::new() })
+        Ok(Group { handle, selection, under_way: VecDeque::new(), buffers: 0 })
     }
 
     /// Measures the link once more, whatever the strategy. Every worker must call this at once, with
@@ -170,6 +172,35 @@ impl Group {
     /// What was chosen and measured so far.
     pub fn selection(&self) -> &Selection {
         &self.selection
+    }
+
+    /// Workers that take part.
+    pub fn workers(&self) -> usize {
+        self.handle.world_size()
+    }
+
+    /// Whether the workers are connected for an algorithm.
+    pub(super) fn can_use(&self, algorithm: Algorithm) -> bool {
+        self.handle.strategy().algorithms(self.workers()).contains(&algorithm)
+    }
+
+    /// The number of the next buffer.
+    pub(super) fn next_buffer(&mut self) -> u64 {
+        self.buffers += 1;
+        self.buffers - 1
+    }
+
+    /// Reduces one vector by a given algorithm and waits for it.
+    pub(super) fn reduce_by(
+        &mut self,
+        algorithm: Algorithm,
+        id: CollectiveId,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<Vec<u32>, NetError> {
+        assert!(self.under_way.is_empty(), "nothing else is under way");
+        self.handle.start(id, algorithm, reduction, vector)?;
+        Ok(self.handle.finish()?.vector)
     }
 
     /// Finishes what is under way, makes sure that the others have all of it, and parts.

@@ -54,7 +54,7 @@ pub fn evaluate(
     })?;
     let mut words = vec![correct, mine.len() as u32];
     words.extend((0..LOSS_LIMBS).map(|limb| (loss >> (LIMB_BITS * limb)) as u16 as u32));
-    let reduction = Reduction { sum_words: words.len(), max_words: 0 };
+    let reduction = Reduction::sums(words.len());
     let id = CollectiveId { generation, step, attempt: 0, content: Content::Evaluation };
     collective.start(id, reduction, words)?;
     let words = collective.finish()?;

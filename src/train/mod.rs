@@ -1,5 +1,6 @@
 //! The trainer: steps, evaluation, checkpoints, metrics.
 
+pub mod buffers;
 pub mod checkpoint;
 pub mod collective;
 pub mod engine;

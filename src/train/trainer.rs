@@ -475,7 +475,7 @@ impl Run {
             halves.iter().copied().chain(halves.iter().map(|word| !word)).collect();
         let id =
             CollectiveId { generation: GENERATION, step, attempt: 0, content: Content::Digest };
-        let reduction = Reduction { sum_words: 0, max_words: vector.len() };
+        let reduction = Reduction::maxima(vector.len());
         self.trainer.collective.start(id, reduction, vector)?;
         let vector = self.trainer.collective.finish()?;
         let (largest, complement) = vector.split_at(halves.len());
@@ -550,5 +550,5 @@ impl Run {
 
 /// A bucket's reduction, with one more word behind its maxima: whether a worker wants to stop.
 fn reduction(bucket: &Bucket) -> Reduction {
-    Reduction { sum_words: bucket.sum_words(), max_words: bucket.max_words() + 1 }
+    Reduction::new(bucket.sum_words(), bucket.max_words() + 1)
 }
