@@ -33,6 +33,9 @@ BURN_BINARY = HERE / "burn" / "target" / "release" / "annulet-peer-burn"
 # Fewer steps than this are no sample of a throughput.
 STEPS_MIN = 50
 
+# With more than this load a core before the first run, others are at work on the machine.
+LOAD_SHARE_MAX = 0.5
+
 
 def main():
     arguments = parse_arguments()
@@ -112,12 +115,17 @@ class Session:
             parts.append(f"torch {lines[0]['version']}")
         for report in self.reports("burn")[:1]:
             parts.append(f"burn {report['version']} on {report['adapter']}")
-        return "\n" + "; ".join(parts) + "."
+        text = "\n" + "; ".join(parts) + "."
+        if loads[0] > LOAD_SHARE_MAX * m["cores"]:
+            text += " **The machine was busy at the start: measure again.**"
+        return text
 
     def same_bits(self):
         """Whether all annulet runs ended with the same parameters."""
         runs = self.reports("annulet")
         hashes = {report["params_sha256"] for report in runs}
+        if len(runs) < 2:
+            return "\nOne annulet run: no params_sha256 to compare."
         verdict = "equal" if len(hashes) == 1 else "NOT EQUAL"
         return f"\nparams_sha256 of the {len(runs)} annulet runs: {verdict}."
 

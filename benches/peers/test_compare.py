@@ -118,8 +118,8 @@ class Comparing(unittest.TestCase):
         self.assertEqual(sides, ["annulet", "torch", "torch", "annulet"])
 
     def test_ddp_notices_different_bits(self):
-        text, _ = self.compare("ddp", "--pairs", "1", "--workers", "2")
-        self.assertIn("1 annulet runs: equal", text)
+        text, _ = self.compare("ddp", "--pairs", "2", "--workers", "2")
+        self.assertIn("2 annulet runs: equal", text)
         text, _ = self.compare("ddp", "--pairs", "1", "--workers", "2", "4")
         self.assertIn("2 annulet runs: NOT EQUAL", text)
 
