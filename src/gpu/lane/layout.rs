@@ -25,9 +25,9 @@ pub(super) const DENSE_TILES: usize = 2;
 /// Outputs of a workgroup of the forward kernel.
 pub(super) const FORWARD_OUTPUTS: usize = 24;
 /// Input quads of a workgroup of the input's gradient.
-pub(super) const BACKWARD_QUADS: usize = 16;
+pub(super) const BACKWARD_QUADS: usize = 8;
 /// Output quads of a workgroup of the weights' gradient.
-pub(super) const WEIGHT_QUADS: usize = 6;
+pub(super) const WEIGHT_QUADS: usize = 5;
 
 /// A fully connected layer as the kernels see it.
 #[derive(Clone, Copy, Debug)]
