@@ -144,6 +144,7 @@ pub(super) const CONV1_ROW: usize = DENSE3.row + DENSE3.output_quads() * 4;
 /// A row for each (out-channel quad, in-channel); a texel is a kernel place of four out-channels.
 pub(super) const CONV2_ROW: usize = CONV1_ROW + 1;
 /// A row for each (out-channel, in-channel triple); a texel is a kernel place of three in-channels.
+/// A kernel row of zeros, never written, lies before and after the others.
 pub(super) const CONV2_TRANSPOSED_ROW: usize = CONV2_ROW + CONV2_UNITS;
 pub(super) const PARAMETER_ROWS: usize =
     CONV2_TRANSPOSED_ROW + CONV2.out_channels * CONV2.in_channels / 3;
@@ -194,7 +195,7 @@ pub(super) fn pack_parameters(parameters: &[f32], texels: &mut [[f32; 4]]) {
             let transposed = CONV2_TRANSPOSED_ROW + 2 * o + i / 3;
             for (k, &weight) in weights.iter().enumerate() {
                 texels[forward * PARAMETER_COLUMNS + k][o % 4] = weight;
-                texels[transposed * PARAMETER_COLUMNS + k][i % 3] = weight;
+                texels[transposed * PARAMETER_COLUMNS + CONV2.kernel_side + k][i % 3] = weight;
             }
             texels[forward * PARAMETER_COLUMNS + KERNEL][o % 4] = biases[o];
         }
