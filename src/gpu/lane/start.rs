@@ -149,6 +149,6 @@ fn lock_folder() -> Option<PathBuf> {
 fn subgroup_size(gpu: &Gpu) -> u32 {
     let report = gpu.report();
     let size = report.subgroup_size_min;
-    let fits = size == report.subgroup_size_max && size >= 4 && LANES as u32 % size == 0;
+    let fits = size == report.subgroup_size_max && size >= 4 && (LANES as u32).is_multiple_of(size);
     if fits && gpu.device.features().contains(wgpu::Features::SUBGROUP) { size } else { 0 }
 }
