@@ -68,8 +68,7 @@ impl Stage {
             Kernel::Conv2BackwardInput => &[Stage::Conv2BackwardInput],
             Kernel::Conv2BackwardWeights => &[Stage::Conv2BackwardWeights],
             Kernel::Conv1BackwardWeights => &[Stage::Conv1BackwardWeights],
-            Kernel::Conv2SumTiles => &[Stage::Conv2SumTiles],
-            Kernel::Conv1SumTiles => &[Stage::Conv1SumTiles],
+            Kernel::SumTiles => &[Stage::Conv2SumTiles, Stage::Conv1SumTiles],
         }
     }
 
@@ -400,6 +399,7 @@ impl Instance {
         let normalization = buffer(&fixed.normalization);
         let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
         let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
+        let [conv1, conv2] = fixed.conv.each_ref().map(buffer);
         let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
         let (conv_sums, conv_maxima) = (buffer(&fixed.conv_sums), buffer(&fixed.conv_maxima));
         let resources = match stage {
@@ -488,10 +488,10 @@ impl Instance {
                 room.partials1.written(),
             ],
             Stage::Conv2SumTiles => {
-                vec![scales, tiles, room.partials2.read(), conv_sums, conv_maxima]
+                vec![scales, conv2, tiles, room.partials2.read(), conv_sums, conv_maxima]
             }
             Stage::Conv1SumTiles => {
-                vec![scales, tiles, room.partials1.read(), conv_sums, conv_maxima]
+                vec![scales, conv1, tiles, room.partials1.read(), conv_sums, conv_maxima]
             }
         };
         let entries: Vec<wgpu::BindGroupEntry<'_>> = resources

@@ -138,6 +138,13 @@ pub(super) const CONV1_MAXIMA_FIRST: usize = (CONV2_UNITS * PLACES).next_multipl
 pub(super) const CONV_MAXIMA: usize =
     CONV1_MAXIMA_FIRST + (CONV1_UNITS * PLACES).next_multiple_of(LANES);
 
+/// What sum_tiles reads as `Layer`, for each convolution: workgroups of the weights' gradient, first
+/// sum, first maximum, first scale.
+pub(super) const CONV_SUM_WORDS: [[u32; 4]; 2] = [
+    [CONV1_UNITS as u32, CONV1_SUMS_FIRST as u32, CONV1_MAXIMA_FIRST as u32, 0],
+    [CONV2_UNITS as u32, 0, 0, 2],
+];
+
 /// Rows of the parameter texture: fc1, fc2 and fc3 (a row an output, padded to quads), then
 /// convolution 1 (one row, 8 texels a channel), then convolution 2 twice.
 pub(super) const CONV1_ROW: usize = DENSE3.row + DENSE3.output_quads() * 4;

@@ -24,17 +24,16 @@ pub const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP;
 /// The kernels in the order in which they are compiled: those that take longest first, so that
 /// the devices finish at about the same time.
 const COMPILE_ORDER: [Kernel; Kernel::ALL.len()] = [
-    Kernel::DenseBackwardWeights,
     Kernel::Conv2BackwardWeights,
-    Kernel::Conv2BackwardInput,
     Kernel::Conv2Forward,
-    Kernel::DenseBackwardInput,
+    Kernel::DenseBackwardWeights,
     Kernel::Conv1BackwardWeights,
+    Kernel::DenseBackwardInput,
+    Kernel::Conv2BackwardInput,
     Kernel::DenseForward,
     Kernel::Conv1Forward,
     Kernel::Head,
-    Kernel::Conv2SumTiles,
-    Kernel::Conv1SumTiles,
+    Kernel::SumTiles,
 ];
 
 /// Opens a device for each core, the first being `gpu`, with room for so many tiles each; every
