@@ -141,7 +141,8 @@ impl Instance {
         }
     }
 
-    /// Makes a kernel's pipeline and runs one workgroup of it: only then does lavapipe compile it.
+    /// Makes a kernel's pipeline and runs one workgroup of each stage: only then does lavapipe
+    /// compile it.
     pub fn compile(&mut self, kernel: Kernel, sources: &Sources) -> Result<(), GpuError> {
         let module = self.gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(kernel.name()),
@@ -161,11 +162,11 @@ impl Instance {
             self.stages[stage as usize] = Some(BoundStage { pipeline: pipeline.clone(), bindings });
         }
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
-        self.dispatch(
-            &mut encoder.begin_compute_pass(&Default::default()),
-            Stage::of(kernel)[0],
-            (1, 1),
-        );
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for &stage in Stage::of(kernel) {
+            self.dispatch(&mut pass, stage, (1, 1));
+        }
+        drop(pass);
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.gpu.wait(Some(submission))
     }

@@ -46,7 +46,8 @@ impl Plane {
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        let texture = texture(gpu, label, format, columns, rows);
+        // lavapipe compiles a kernel anew for a texture whose size is a power of two; no width is.
+        let texture = texture(gpu, label, format, columns, (rows | 1).max(3));
         let view = texture.create_view(&wgpu::TextureViewDescriptor::default());
         Plane { buffer, texture, view, columns, rows_per_tile: rows_per_tile as u32 }
     }
