@@ -1,6 +1,6 @@
 // The gradients of a convolution's weights and bias: a partial sum for each tile.
 //
-// input (C, S, S; quads) with its padding, d_output (D, O, O + 2 * MARGIN; quads)
+// input (C, S, S; quads) with its padding, d_output (D, O, O; quads) with its margins
 // -> partials (tiles, tensors of both convolutions).
 //
 // A workgroup computes the 5x5 kernel of one input channel and four output channels for one tile.
@@ -12,7 +12,8 @@ override IN_CHANNELS: u32;
 override IN_SIDE: u32;
 override OUT_CHANNELS: u32;
 override OUT_SIDE: u32;
-override MARGIN: u32;
+override ROW_MARGIN: u32;
+override COLUMN_MARGIN: u32;
 // Places of weights and bias in a tile's partials, and all of the tile's.
 override WEIGHT: u32;
 override BIAS: u32;
@@ -48,11 +49,11 @@ fn convolution_backward_weights(
     var s4 = vec4f(0.0);
     var bias = vec4f(0.0);
     if quad < quad_count() {
-        let stride = OUT_SIDE + 2u * MARGIN;
-        let plane = OUT_SIDE * stride;
+        let stride = OUT_SIDE + 2u * COLUMN_MARGIN;
+        let plane = (OUT_SIDE + 2u * ROW_MARGIN) * stride;
         for (var y = local.y; y < OUT_SIDE; y += ROW_LANES) {
             let x_first = (in_channel * IN_SIDE + y + row) * IN_SIDE;
-            let d_first = channel * plane + y * stride + MARGIN;
+            let d_first = channel * plane + (y + ROW_MARGIN) * stride + COLUMN_MARGIN;
             var x0 = input(x_first, quad);
             var x1 = input(x_first + 1u, quad);
             var x2 = input(x_first + 2u, quad);

@@ -31,10 +31,10 @@ fn convolution_forward(
     let top = 2u * (place / POOLED_SIDE);
     let left = 2u * (place % POOLED_SIDE);
 
-    var sum0 = Window(vec4f(0.0), vec4f(0.0), vec4f(0.0), vec4f(0.0));
-    var sum1 = sum0;
-    var sum2 = sum0;
-    var sum3 = sum0;
+    var sum0 = empty_window();
+    var sum1 = empty_window();
+    var sum2 = empty_window();
+    var sum3 = empty_window();
     for (var c = 0u; c < IN_CHANNELS; c++) {
         // The rows of input under kernel row i of the window's upper and lower outputs; the lower
         // one serves again as the upper one of the next kernel row.
@@ -56,21 +56,17 @@ fn convolution_forward(
         }
     }
 
+    // A loop, since activation and pooling are long. The last group may have fewer channels.
     let channel = 4u * group.y;
-    finish(channel, place, quad, sum0);
-    finish(channel + 1u, place, quad, sum1);
-    finish(channel + 2u, place, quad, sum2);
-    finish(channel + 3u, place, quad, sum3);
-}
-
-// Six inputs side by side.
-struct Row {
-    x0: vec4f,
-    x1: vec4f,
-    x2: vec4f,
-    x3: vec4f,
-    x4: vec4f,
-    x5: vec4f,
+    for (var i = 0u; i < min(4u, OUT_CHANNELS - channel); i++) {
+        let b = bias[BIAS + channel + i];
+        var sum = sum0;
+        if i == 1u { sum = sum1; }
+        if i == 2u { sum = sum2; }
+        if i == 3u { sum = sum3; }
+        let index = quad_index((channel + i) * POOLED_SIDE * POOLED_SIDE + place, quad);
+        pooled[index] = pool(Window(sum.a + b, sum.b + b, sum.c + b, sum.d + b), index);
+    }
 }
 
 fn read_row(first: u32, quad: u32) -> Row {
@@ -82,34 +78,4 @@ fn read_row(first: u32, quad: u32) -> Row {
         input(first + 4u, quad),
         input(first + 5u, quad),
     );
-}
-
-// One kernel row on the two input rows of a window.
-fn add_row(
-    sum: Window,
-    upper: Row,
-    lower: Row,
-    w0: f32,
-    w1: f32,
-    w2: f32,
-    w3: f32,
-    w4: f32,
-) -> Window {
-    return Window(
-        sum.a + w0 * upper.x0 + w1 * upper.x1 + w2 * upper.x2 + w3 * upper.x3 + w4 * upper.x4,
-        sum.b + w0 * upper.x1 + w1 * upper.x2 + w2 * upper.x3 + w3 * upper.x4 + w4 * upper.x5,
-        sum.c + w0 * lower.x0 + w1 * lower.x1 + w2 * lower.x2 + w3 * lower.x3 + w4 * lower.x4,
-        sum.d + w0 * lower.x1 + w1 * lower.x2 + w2 * lower.x3 + w3 * lower.x4 + w4 * lower.x5,
-    );
-}
-
-// The last group of channels may have fewer than four.
-fn finish(channel: u32, place: u32, quad: u32, sum: Window) {
-    if channel >= OUT_CHANNELS {
-        return;
-    }
-    let b = bias[BIAS + channel];
-    let convolved = Window(sum.a + b, sum.b + b, sum.c + b, sum.d + b);
-    let index = quad_index(channel * POOLED_SIDE * POOLED_SIDE + place, quad);
-    pooled[index] = pool(convolved, index);
 }

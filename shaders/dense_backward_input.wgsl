@@ -23,16 +23,29 @@ fn dense_backward_input(
     var d1 = vec4f(0.0);
     var d2 = vec4f(0.0);
     var d3 = vec4f(0.0);
-    for (var i = 0u; i < OUTPUTS; i++) {
-        let d = d_output(i, quad);
-        let w = parameters(WEIGHT + i * (INPUTS / 4u) + group.y);
-        d0 += w.x * d;
-        d1 += w.y * d;
-        d2 += w.z * d;
-        d3 += w.w * d;
+    let row = INPUTS / 4u;
+    // Outputs in fours; those that do not exist have a gradient of 0.
+    for (var i = 0u; i < OUTPUTS; i += 4u) {
+        let first = WEIGHT + i * row + group.y;
+        let w0 = parameters(first);
+        let w1 = parameters(first + row);
+        let w2 = parameters(first + 2u * row);
+        let w3 = parameters(first + 3u * row);
+        let o0 = d_output(i, quad);
+        let o1 = d_output(i + 1u, quad);
+        let o2 = d_output(i + 2u, quad);
+        let o3 = d_output(i + 3u, quad);
+        d0 += w0.x * o0 + w1.x * o1 + w2.x * o2 + w3.x * o3;
+        d1 += w0.y * o0 + w1.y * o1 + w2.y * o2 + w3.y * o3;
+        d2 += w0.z * o0 + w1.z * o1 + w2.z * o2 + w3.z * o3;
+        d3 += w0.w * o0 + w1.w * o1 + w2.w * o2 + w3.w * o3;
     }
-    emit(4u * group.y, quad, d0);
-    emit(4u * group.y + 1u, quad, d1);
-    emit(4u * group.y + 2u, quad, d2);
-    emit(4u * group.y + 3u, quad, d3);
+    let inputs = 4u * group.y;
+    for (var i = 0u; i < min(4u, INPUTS - inputs); i++) {
+        var d = d0;
+        if i == 1u { d = d1; }
+        if i == 2u { d = d2; }
+        if i == 3u { d = d3; }
+        emit(inputs + i, quad, d);
+    }
 }

@@ -70,31 +70,23 @@ fn dense_backward_weights(
     if is_bias {
         // The other three inputs of the bias column do not exist.
         raise_word(BIAS_MAXIMUM, largest.x);
-        add_bias(outputs, sum0.x);
-        add_bias(outputs + 1u, sum1.x);
-        add_bias(outputs + 2u, sum2.x);
-        add_bias(outputs + 3u, sum3.x);
     } else {
         raise_word(WEIGHT_MAXIMUM, max(max(largest.x, largest.y), max(largest.z, largest.w)));
-        add_weights(outputs, inputs, sum0);
-        add_weights(outputs + 1u, inputs, sum1);
-        add_weights(outputs + 2u, inputs, sum2);
-        add_weights(outputs + 3u, inputs, sum3);
     }
-}
-
-fn add_bias(output: u32, sum: u32) {
-    if output < OUTPUTS {
-        add_to_word(BIAS_SUM + output, sum);
-    }
-}
-
-fn add_weights(output: u32, inputs: u32, sum: vec4u) {
-    if output < OUTPUTS {
-        let first = WEIGHT_SUM + output * INPUTS + inputs;
-        add_to_word(first, sum.x);
-        add_to_word(first + 1u, sum.y);
-        add_to_word(first + 2u, sum.z);
-        add_to_word(first + 3u, sum.w);
+    // The last group may have fewer outputs.
+    for (var i = 0u; i < min(4u, OUTPUTS - outputs); i++) {
+        var sum = sum0;
+        if i == 1u { sum = sum1; }
+        if i == 2u { sum = sum2; }
+        if i == 3u { sum = sum3; }
+        if is_bias {
+            add_to_word(BIAS_SUM + outputs + i, sum.x);
+        } else {
+            let first = WEIGHT_SUM + (outputs + i) * INPUTS + inputs;
+            add_to_word(first, sum.x);
+            add_to_word(first + 1u, sum.y);
+            add_to_word(first + 2u, sum.z);
+            add_to_word(first + 3u, sum.w);
+        }
     }
 }

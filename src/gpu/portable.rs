@@ -34,6 +34,11 @@ const TILE_SHARES_MAX: usize = 16;
 /// Quads of a buffer are a multiple of this: a texture row is copied in multiples of 256 bytes.
 const QUAD_ALIGNMENT: usize = 16;
 
+/// Texels that no kernel reads, behind each row of a texture. They make the distance of two rows
+/// an odd number of cache lines: at a power of two a column, which is what a kernel reads, would
+/// fall into few sets of the cache (a tenth of a step on lavapipe).
+const TEXTURE_PADDING: u32 = 4;
+
 /// The set on one device.
 pub(super) struct PortableSet {
     gpu: Gpu,
@@ -127,7 +132,10 @@ impl PortableSet {
         let texture = self.is_read_as_texture(id).then(|| {
             self.gpu.device.create_texture(&wgpu::TextureDescriptor {
                 label: None,
-                size: self.extent(id),
+                size: wgpu::Extent3d {
+                    width: self.extent(id).width + TEXTURE_PADDING,
+                    ..self.extent(id)
+                },
                 mip_level_count: 1,
                 sample_count: 1,
                 dimension: wgpu::TextureDimension::D2,

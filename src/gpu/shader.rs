@@ -248,6 +248,7 @@ pub static CONVOLUTION_WEIGHTS: Source = source!(
     None,
     &[Binding { index: 4, name: "weights", access: Access::Uniform }]
 );
+pub static WINDOW: Source = source!("shared/window.wgsl", None, &[]);
 pub static RELU: Source = source!("shared/relu.wgsl", None, &[]);
 pub static TANH: Source = source!("shared/tanh.wgsl", None, &[]);
 pub static MAX_POOL: Source = source!("shared/max_pool.wgsl", None, &[read_write(6, "winners")]);
@@ -263,7 +264,7 @@ pub static EMIT_THROUGH_POOLING: Source =
 pub static SUMS: Source = source!("shared/sums.wgsl", None, &[read_write(9, "words")]);
 
 /// Every file of `shaders/`.
-pub static SOURCES: [&Source; 20] = [
+pub static SOURCES: [&Source; 21] = [
     &GATHER_IMAGES,
     &CONVOLUTION_FORWARD,
     &DENSE_FORWARD,
@@ -277,6 +278,7 @@ pub static SOURCES: [&Source; 20] = [
     &READS_BUFFERS,
     &READS_TEXTURES,
     &CONVOLUTION_WEIGHTS,
+    &WINDOW,
     &RELU,
     &TANH,
     &MAX_POOL,

@@ -19,8 +19,10 @@ const QUAD_SAMPLES: usize = 4;
 /// Logits of a sample as the kernels store them: a multiple of 4.
 pub const LOGIT_ROWS: usize = CLASSES.next_multiple_of(4);
 
-/// Zeros beside each row of conv2's output gradient, so that its readers need not check borders.
-const CONV2_MARGIN: usize = CONV2.kernel_side - 1;
+/// Zeros around a convolution's output gradient, so that its readers need not check borders: rows
+/// above and below, columns before and behind.
+const CONV1_MARGINS: [usize; 2] = [0, 0];
+const CONV2_MARGINS: [usize; 2] = [1, CONV2.kernel_side - 1];
 
 /// Output channels of an invocation of the convolutions' forward kernel.
 const FORWARD_CHANNELS: usize = 4;
@@ -31,10 +33,12 @@ const BACKWARD_CHANNELS: usize = 3;
 const PLACE_LANES: u32 = 64;
 /// Invocations of a workgroup whose invocations differ by quad alone: a batch of 128 has 32 quads.
 const QUAD_LANES: u32 = 32;
+/// Quads of a workgroup of the loss head: four times ten classes are 40 invocations.
+const HEAD_QUADS: u32 = 4;
 /// Invocations of a workgroup whose invocations differ by parameter.
 const PARAMETER_LANES: u32 = 64;
 /// Invocations that share the rows of a convolution's output in the weight gradients.
-const CONV1_ROW_LANES: u32 = 7;
+const CONV1_ROW_LANES: u32 = 4;
 const CONV2_ROW_LANES: u32 = 2;
 
 /// Texels of a row of the texture of parameters.
@@ -98,7 +102,7 @@ pub enum BufferId {
     DFc2,
     /// (120, Q), of the linear output.
     DFc1,
-    /// (16, 10, 18, Q), of the convolution's output, with a margin of four zeros.
+    /// (16, 12, 18, Q), of the convolution's output, with its margins.
     DConv2,
     /// (6, 28, 28, Q), of the convolution's output.
     DConv1,
@@ -173,8 +177,8 @@ impl BufferId {
             BufferId::Fc2 | BufferId::DFc2 => FC2.outputs,
             BufferId::Logits | BufferId::DLogits => LOGIT_ROWS,
             BufferId::DConv2 => {
-                let side = CONV2.out_side();
-                CONV2.out_channels * side * (side + 2 * CONV2_MARGIN)
+                let [rows, columns] = CONV2_MARGINS.map(|margin| CONV2.out_side() + 2 * margin);
+                CONV2.out_channels * rows * columns
             }
             BufferId::DConv1 => CONV1.out_channels * CONV1.out_side().pow(2),
             _ => return None,
@@ -312,7 +316,7 @@ impl Table {
             kernel: self.kernel(
                 label,
                 &shader::CONVOLUTION_FORWARD,
-                &[&shader::CONVOLUTION_WEIGHTS, self.pooling, self.activation],
+                &[&shader::CONVOLUTION_WEIGHTS, &shader::WINDOW, self.pooling, self.activation],
                 vec![
                     ("IN_CHANNELS", layer.in_channels as f64),
                     ("IN_SIDE", padded_side(layer) as f64),
@@ -384,7 +388,7 @@ impl Table {
                     ("RIGHT", (statistics + 1) as f64),
                     ("SAMPLES", (statistics + 2) as f64),
                     ("LOSS_MAXIMUM", maximum_word(LOSS_SCALE) as f64),
-                    ("LANES", f64::from(QUAD_LANES)),
+                    ("QUADS", f64::from(HEAD_QUADS)),
                     ("EXACT", self.exact),
                 ],
             ),
@@ -398,7 +402,7 @@ impl Table {
                 ("d_logits", BufferId::DLogits),
                 ("words", BufferId::Words),
             ],
-            grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: 1 },
+            grid: Grid::Places { lanes: HEAD_QUADS, places: 1, y: 1 },
         }
     }
 
@@ -484,6 +488,7 @@ impl Table {
     fn convolution_backward_input(&self) -> Stage {
         let layer = &CONV2;
         let mut constants = vec![
+            ("IN_CHANNELS", layer.in_channels as f64),
             ("IN_SIDE", layer.in_side as f64),
             ("OUT_CHANNELS", layer.out_channels as f64),
             ("OUT_SIDE", layer.out_side() as f64),
@@ -520,7 +525,7 @@ impl Table {
         input: BufferId,
     ) -> Stage {
         let (weight, bias) = tensors_of(layer.name);
-        let (d_output, margin) = d_convolved(layer);
+        let (d_output, [row_margin, column_margin]) = d_convolved(layer);
         let row_lanes = if *layer == CONV1 { CONV1_ROW_LANES } else { CONV2_ROW_LANES };
         let channel_groups = layer.out_channels.div_ceil(FORWARD_CHANNELS);
         Stage {
@@ -533,7 +538,8 @@ impl Table {
                     ("IN_SIDE", padded_side(layer) as f64),
                     ("OUT_CHANNELS", layer.out_channels as f64),
                     ("OUT_SIDE", layer.out_side() as f64),
-                    ("MARGIN", margin as f64),
+                    ("ROW_MARGIN", row_margin as f64),
+                    ("COLUMN_MARGIN", column_margin as f64),
                     ("WEIGHT", weight.offset as f64),
                     ("BIAS", bias.offset as f64),
                     ("PARTIALS", CONVOLUTION_BUCKET.parameter_range().len() as f64),
@@ -595,9 +601,13 @@ impl Table {
         constants: &mut Vec<(&'static str, f64)>,
         buffers: &mut Vec<(&'static str, BufferId)>,
     ) {
-        let (d_convolved, margin) = d_convolved(layer);
-        shared.extend([self.pooling, &shader::EMIT_THROUGH_POOLING]);
-        constants.extend([("PLANE_SIDE", layer.out_side() as f64), ("MARGIN", margin as f64)]);
+        let (d_convolved, [row_margin, column_margin]) = d_convolved(layer);
+        shared.extend([&shader::WINDOW, self.pooling, &shader::EMIT_THROUGH_POOLING]);
+        constants.extend([
+            ("PLANE_SIDE", layer.out_side() as f64),
+            ("ROW_MARGIN", row_margin as f64),
+            ("COLUMN_MARGIN", column_margin as f64),
+        ]);
         buffers.extend([(self.kept, pooling_of(layer)), ("d_convolved", d_convolved)]);
     }
 }
@@ -606,9 +616,13 @@ fn pooling_of(layer: &Convolution) -> BufferId {
     if *layer == CONV1 { BufferId::Conv1Pooling } else { BufferId::Conv2Pooling }
 }
 
-/// The gradient of a convolution's output and its margin.
-fn d_convolved(layer: &Convolution) -> (BufferId, usize) {
-    if *layer == CONV1 { (BufferId::DConv1, 0) } else { (BufferId::DConv2, CONV2_MARGIN) }
+/// The gradient of a convolution's output and its margins.
+fn d_convolved(layer: &Convolution) -> (BufferId, [usize; 2]) {
+    if *layer == CONV1 {
+        (BufferId::DConv1, CONV1_MARGINS)
+    } else {
+        (BufferId::DConv2, CONV2_MARGINS)
+    }
 }
 
 fn padded_side(layer: &Convolution) -> usize {
