@@ -9,7 +9,7 @@ fn main() {
     let gpu = Gpu::open(&"best".parse().unwrap(), wgpu::Features::empty()).unwrap();
     let buf = |u| gpu.device.create_buffer(&wgpu::BufferDescriptor { label: None, size: 16384, usage: u, mapped_at_creation: false });
     let s = buf(wgpu::BufferUsages::STORAGE); let u = buf(wgpu::BufferUsages::UNIFORM); let o = buf(wgpu::BufferUsages::STORAGE);
-    let tex = gpu.device.create_texture(&wgpu::TextureDescriptor { label: None, size: wgpu::Extent3d { width: 64, height: 64, depth_or_array_layers: 1 }, mip_level_count: 1, sample_count: 1, dimension: wgpu::TextureDimension::D2, format: wgpu::TextureFormat::Rgba32Float, usage: wgpu::TextureUsages::TEXTURE_BINDING, view_formats: &[] });
+    let tex = gpu.device.create_texture(&wgpu::TextureDescriptor { label: None, size: wgpu::Extent3d { width: 64, height: 64, depth_or_array_layers: 1 }, mip_level_count: 1, sample_count: 1, dimension: wgpu::TextureDimension::D2, format: wgpu::TextureFormat::Rgba32Float, usage: wgpu::TextureUsages::TEXTURE_BINDING | wgpu::TextureUsages::STORAGE_BINDING, view_formats: &[] });
     let view = tex.create_view(&Default::default());
     let tests: &[(&str, &str, &str)] = &[
         ("ssbo vec4", "@group(0) @binding(1) var<storage, read> a: array<vec4f>;", "acc += a[(i*7u + lane) % 4096u];"),
@@ -21,6 +21,7 @@ fn main() {
         ("shared vec4", "var<workgroup> a: array<vec4f, 1024>;", "acc += a[i + lane];"),
         ("tex vec4", "@group(0) @binding(3) var a: texture_2d<f32>;", "acc += textureLoad(a, vec2u(lane, i & 63u), 0);"),
         ("tex 4x", "@group(0) @binding(3) var a: texture_2d<f32>;", "acc += textureLoad(a, vec2u(lane, i & 63u), 0);acc += textureLoad(a, vec2u(lane, (i+1u) & 63u), 0);acc += textureLoad(a, vec2u(lane, (i+2u) & 63u), 0);acc += textureLoad(a, vec2u(lane, (i+3u) & 63u), 0);"),
+        ("stex 4x", "@group(0) @binding(3) var a: texture_storage_2d<rgba32float, read>;", "acc += textureLoad(a, vec2u(lane, i & 63u));acc += textureLoad(a, vec2u(lane, (i+1u) & 63u));acc += textureLoad(a, vec2u(lane, (i+2u) & 63u));acc += textureLoad(a, vec2u(lane, (i+3u) & 63u));"),
         ("mac vec4", "", "acc = acc * 0.999 + f32(i);"),
     ];
     for (name, decl, body) in tests {

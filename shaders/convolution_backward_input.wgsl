@@ -1,7 +1,7 @@
 // The gradient of a convolution's input, carried on through pooling and activation of the layer
 // below.
 //
-// weights, d_output (D, O + 2, O + 8; quads) with its margins -> what `emit` writes.
+// weights, d_output (tiles, D, O + 2, O + 8, 4 quads) with its margins -> what `emit` writes.
 //
 // An invocation computes a 2x2 window of three input channels for a quad of samples: as in the
 // forward kernel, but the 5x5 kernel is turned around, and the kernel rows that meet nothing but
@@ -33,14 +33,17 @@ fn convolution_backward_input(
     let first_row = max(top + 1u, OUT_SIDE) - OUT_SIDE;
     let last_row = min(top + 1u, 4u);
 
+    let stride = OUT_SIDE + 8u;
+    let plane = (OUT_SIDE + 2u) * stride;
+    let origin = quad_start(quad, OUT_CHANNELS * plane) + 4u * ((top + 1u) * stride + left);
     var sum0 = empty_window();
     var sum1 = empty_window();
     var sum2 = empty_window();
     for (var c = 0u; c < OUT_CHANNELS; c++) {
-        let first = (c * (OUT_SIDE + 2u) + top + 1u) * (OUT_SIDE + 8u) + left;
-        var lower = read_row(first + OUT_SIDE + 8u - first_row * (OUT_SIDE + 8u), quad);
+        let first = origin + 4u * c * plane;
+        var lower = read_row(first + 4u * stride - 4u * first_row * stride);
         for (var i = first_row; i <= last_row; i++) {
-            let upper = read_row(first - i * (OUT_SIDE + 8u), quad);
+            let upper = read_row(first - 4u * i * stride);
             let w = WEIGHT + ((group.y * OUT_CHANNELS + c) * 5u + i) * 5u;
             let w0 = weights[w];
             let w1 = weights[w + 1u];
@@ -61,20 +64,20 @@ fn convolution_backward_input(
         if i == 1u { sum = sum1; }
         if i == 2u { sum = sum2; }
         let feature = ((channel + i) * IN_SIDE + top) * IN_SIDE + left;
-        emit(feature, quad, sum.a);
-        emit(feature + 1u, quad, sum.b);
-        emit(feature + IN_SIDE, quad, sum.c);
-        emit(feature + IN_SIDE + 1u, quad, sum.d);
+        emit(quad, feature, sum.a);
+        emit(quad, feature + 1u, sum.b);
+        emit(quad, feature + IN_SIDE, sum.c);
+        emit(quad, feature + IN_SIDE + 1u, sum.d);
     }
 }
 
-fn read_row(first: u32, quad: u32) -> Row {
+fn read_row(first: u32) -> Row {
     return Row(
-        d_output(first, quad),
-        d_output(first + 1u, quad),
-        d_output(first + 2u, quad),
-        d_output(first + 3u, quad),
-        d_output(first + 4u, quad),
-        d_output(first + 5u, quad),
+        d_output(first),
+        d_output(first + 4u),
+        d_output(first + 8u),
+        d_output(first + 12u),
+        d_output(first + 16u),
+        d_output(first + 20u),
     );
 }

@@ -1,6 +1,7 @@
 // The gradients of a convolution's weights and bias: a partial sum for each tile.
 //
-// input (C, S, S; quads) with its padding, d_output (D, O, O; quads) with its margins
+// input (tiles, C, S, S, 4 quads) with its padding, d_output (tiles, D, O, O, 4 quads) with its
+// margins
 // -> partials (tiles, tensors of both convolutions).
 //
 // A workgroup computes the 5x5 kernel of one input channel and four output channels for one tile.
@@ -51,19 +52,22 @@ fn convolution_backward_weights(
     if quad < quad_count() {
         let stride = OUT_SIDE + 2u * COLUMN_MARGIN;
         let plane = (OUT_SIDE + 2u * ROW_MARGIN) * stride;
+        let x_origin = quad_start(quad, IN_CHANNELS * IN_SIDE * IN_SIDE);
+        let d_origin = quad_start(quad, OUT_CHANNELS * plane);
         for (var y = local.y; y < OUT_SIDE; y += ROW_LANES) {
-            let x_first = (in_channel * IN_SIDE + y + row) * IN_SIDE;
-            let d_first = channel * plane + (y + ROW_MARGIN) * stride + COLUMN_MARGIN;
-            var x0 = input(x_first, quad);
-            var x1 = input(x_first + 1u, quad);
-            var x2 = input(x_first + 2u, quad);
-            var x3 = input(x_first + 3u, quad);
+            let x_first = x_origin + 4u * (in_channel * IN_SIDE + y + row) * IN_SIDE;
+            let d_place = channel * plane + (y + ROW_MARGIN) * stride + COLUMN_MARGIN;
+            let d_first = d_origin + 4u * d_place;
+            var x0 = input(x_first);
+            var x1 = input(x_first + 4u);
+            var x2 = input(x_first + 8u);
+            var x3 = input(x_first + 12u);
             for (var x = 0u; x < OUT_SIDE; x++) {
-                let x4 = input(x_first + x + 4u, quad);
-                let d0 = d_output(d_first + x, quad);
-                let d1 = d_output(d_first + x + plane, quad);
-                let d2 = d_output(d_first + x + 2u * plane, quad);
-                let d3 = d_output(d_first + x + 3u * plane, quad);
+                let x4 = input(x_first + 4u * x + 16u);
+                let d0 = d_output(d_first + 4u * x);
+                let d1 = d_output(d_first + 4u * (x + plane));
+                let d2 = d_output(d_first + 4u * (x + 2u * plane));
+                let d3 = d_output(d_first + 4u * (x + 3u * plane));
                 s0 += vec4f(dot(d0, x0), dot(d1, x0), dot(d2, x0), dot(d3, x0));
                 s1 += vec4f(dot(d0, x1), dot(d1, x1), dot(d2, x1), dot(d3, x1));
                 s2 += vec4f(dot(d0, x2), dot(d1, x2), dot(d2, x2), dot(d3, x2));

@@ -1,7 +1,7 @@
 // Convolution with a 5x5 kernel, activation and 2x2 pooling.
 //
-// input (C, S, S; quads) with its padding, weights, bias (D)
-// -> pooled (D, P, P; quads) and what the pooling keeps for the backward pass.
+// input (tiles, C, S, S, 4 quads) with its padding, weights, bias (D)
+// -> pooled (tiles, D, P, P, 4 quads) and what the pooling keeps for the backward pass.
 //
 // An invocation computes one pooled place of four output channels for a quad of samples: a 2x2
 // window of the convolution, whose 6x6 inputs it reads once for each input channel.
@@ -30,6 +30,7 @@ fn convolution_forward(
     }
     let top = 2u * (place / POOLED_SIDE);
     let left = 2u * (place % POOLED_SIDE);
+    let origin = quad_start(quad, IN_CHANNELS * IN_SIDE * IN_SIDE) + 4u * (top * IN_SIDE + left);
 
     var sum0 = empty_window();
     var sum1 = empty_window();
@@ -38,10 +39,10 @@ fn convolution_forward(
     for (var c = 0u; c < IN_CHANNELS; c++) {
         // The rows of input under kernel row i of the window's upper and lower outputs; the lower
         // one serves again as the upper one of the next kernel row.
-        let first = (c * IN_SIDE + top) * IN_SIDE + left;
-        var upper = read_row(first, quad);
+        let first = origin + 4u * c * IN_SIDE * IN_SIDE;
+        var upper = read_row(first);
         for (var i = 0u; i < 5u; i++) {
-            let lower = read_row(first + (i + 1u) * IN_SIDE, quad);
+            let lower = read_row(first + 4u * (i + 1u) * IN_SIDE);
             let w = WEIGHT + ((group.y * IN_CHANNELS + c) * 5u + i) * 5u;
             let w0 = weights[w];
             let w1 = weights[w + 1u];
@@ -58,24 +59,25 @@ fn convolution_forward(
 
     // A loop, since activation and pooling are long. The last group may have fewer channels.
     let channel = 4u * group.y;
+    let pooled_start = quad_start(quad, OUT_CHANNELS * POOLED_SIDE * POOLED_SIDE);
     for (var i = 0u; i < min(4u, OUT_CHANNELS - channel); i++) {
         let b = bias[BIAS + channel + i];
         var sum = sum0;
         if i == 1u { sum = sum1; }
         if i == 2u { sum = sum2; }
         if i == 3u { sum = sum3; }
-        let index = quad_index((channel + i) * POOLED_SIDE * POOLED_SIDE + place, quad);
+        let index = pooled_start + 4u * ((channel + i) * POOLED_SIDE * POOLED_SIDE + place);
         pooled[index] = pool(Window(sum.a + b, sum.b + b, sum.c + b, sum.d + b), index);
     }
 }
 
-fn read_row(first: u32, quad: u32) -> Row {
+fn read_row(first: u32) -> Row {
     return Row(
-        input(first, quad),
-        input(first + 1u, quad),
-        input(first + 2u, quad),
-        input(first + 3u, quad),
-        input(first + 4u, quad),
-        input(first + 5u, quad),
+        input(first),
+        input(first + 4u),
+        input(first + 8u),
+        input(first + 12u),
+        input(first + 16u),
+        input(first + 20u),
     );
 }

@@ -1,11 +1,13 @@
 // The gradient of a fully connected layer's input, carried on through what made the input.
 //
-// weights (O, I), d_output (O; quads) -> what `emit` writes.
+// weights (O, I), d_output (tiles, ROWS, 4 quads) -> what `emit` writes.
+//
+// ROWS is the outputs, padded to a multiple of 4.
 //
 // An invocation computes four inputs for a quad of samples.
 
 override INPUTS: u32;
-override OUTPUTS: u32;
+override ROWS: u32;
 // Where the weights begin in the parameters, in vec4.
 override WEIGHT: u32;
 override LANES: u32;
@@ -24,17 +26,18 @@ fn dense_backward_input(
     var d2 = vec4f(0.0);
     var d3 = vec4f(0.0);
     let row = INPUTS / 4u;
-    // Outputs in fours; those that do not exist have a gradient of 0.
-    for (var i = 0u; i < OUTPUTS; i += 4u) {
+    let o = quad_start(quad, ROWS);
+    // Rows that are no outputs have a gradient of 0.
+    for (var i = 0u; i < ROWS; i += 4u) {
         let first = WEIGHT + i * row + group.y;
         let w0 = parameters(first);
         let w1 = parameters(first + row);
         let w2 = parameters(first + 2u * row);
         let w3 = parameters(first + 3u * row);
-        let o0 = d_output(i, quad);
-        let o1 = d_output(i + 1u, quad);
-        let o2 = d_output(i + 2u, quad);
-        let o3 = d_output(i + 3u, quad);
+        let o0 = d_output(o + 4u * i);
+        let o1 = d_output(o + 4u * i + 4u);
+        let o2 = d_output(o + 4u * i + 8u);
+        let o3 = d_output(o + 4u * i + 12u);
         d0 += w0.x * o0 + w1.x * o1 + w2.x * o2 + w3.x * o3;
         d1 += w0.y * o0 + w1.y * o1 + w2.y * o2 + w3.y * o3;
         d2 += w0.z * o0 + w1.z * o1 + w2.z * o2 + w3.z * o3;
@@ -46,6 +49,6 @@ fn dense_backward_input(
         if i == 1u { d = d1; }
         if i == 2u { d = d2; }
         if i == 3u { d = d3; }
-        emit(inputs + i, quad, d);
+        emit(quad, inputs + i, d);
     }
 }

@@ -1,6 +1,6 @@
 // The gradients of a fully connected layer's weights and bias, in exact sums.
 //
-// input (I; quads), d_output (O; quads), padded to a multiple of 4 -> words.
+// input (tiles, I, 4 quads), d_output (tiles, ROWS, 4 quads) -> words.
 //
 // An invocation computes four outputs by four inputs: for each tile a partial sum over its
 // samples, rounded to fixed point and added to a running integer sum. One more column of
@@ -9,6 +9,8 @@
 
 override INPUTS: u32;
 override OUTPUTS: u32;
+// Outputs as d_output has them: a multiple of 4.
+override ROWS: u32;
 // Words of the sums and of the maxima; indices among the scales.
 override WEIGHT_SUM: u32;
 override BIAS_SUM: u32;
@@ -45,15 +47,16 @@ fn dense_backward_weights(
         var p3 = vec4f(0.0);
         for (var quad = 4u * tile; quad < quads_end(tile); quad++) {
             // The bias column reads some input all the same: a branch costs more.
-            let first = min(inputs, INPUTS - 4u);
-            let x0 = select(input(first, quad), vec4f(1.0), is_bias);
-            let x1 = input(first + 1u, quad);
-            let x2 = input(first + 2u, quad);
-            let x3 = input(first + 3u, quad);
-            let d0 = d_output(outputs, quad);
-            let d1 = d_output(outputs + 1u, quad);
-            let d2 = d_output(outputs + 2u, quad);
-            let d3 = d_output(outputs + 3u, quad);
+            let x = quad_start(quad, INPUTS) + 4u * min(inputs, INPUTS - 4u);
+            let x0 = select(input(x), vec4f(1.0), is_bias);
+            let x1 = input(x + 4u);
+            let x2 = input(x + 8u);
+            let x3 = input(x + 12u);
+            let d = quad_start(quad, ROWS) + 4u * outputs;
+            let d0 = d_output(d);
+            let d1 = d_output(d + 4u);
+            let d2 = d_output(d + 8u);
+            let d3 = d_output(d + 12u);
             p0 += vec4f(dot(d0, x0), dot(d0, x1), dot(d0, x2), dot(d0, x3));
             p1 += vec4f(dot(d1, x0), dot(d1, x1), dot(d1, x2), dot(d1, x3));
             p2 += vec4f(dot(d2, x0), dot(d2, x1), dot(d2, x2), dot(d2, x3));

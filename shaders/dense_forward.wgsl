@@ -1,10 +1,11 @@
 // A fully connected layer and its activation.
 //
-// input (I; quads), weights (O, I), bias (O) -> output (O; quads).
+// input (tiles, I, 4 quads), weights (O, I), bias (O) -> output (tiles, O, 4 quads).
 //
 // An invocation computes four outputs for a quad of samples.
 
 override INPUTS: u32;
+override OUTPUTS: u32;
 // Where the layer's tensors begin in the parameters, in vec4.
 override WEIGHT: u32;
 override BIAS: u32;
@@ -28,11 +29,12 @@ fn dense_forward(
     var sum3 = vec4f(bias.w);
     let row = INPUTS / 4u;
     let first = WEIGHT + 4u * group.y * row;
+    let x = quad_start(quad, INPUTS);
     for (var i = 0u; i < row; i++) {
-        let x0 = input(4u * i, quad);
-        let x1 = input(4u * i + 1u, quad);
-        let x2 = input(4u * i + 2u, quad);
-        let x3 = input(4u * i + 3u, quad);
+        let x0 = input(x + 16u * i);
+        let x1 = input(x + 16u * i + 4u);
+        let x2 = input(x + 16u * i + 8u);
+        let x3 = input(x + 16u * i + 12u);
         let w0 = parameters(first + i);
         let w1 = parameters(first + row + i);
         let w2 = parameters(first + 2u * row + i);
@@ -42,8 +44,9 @@ fn dense_forward(
         sum2 += w2.x * x0 + w2.y * x1 + w2.z * x2 + w2.w * x3;
         sum3 += w3.x * x0 + w3.y * x1 + w3.z * x2 + w3.w * x3;
     }
-    output[quad_index(4u * group.y, quad)] = activate(sum0);
-    output[quad_index(4u * group.y + 1u, quad)] = activate(sum1);
-    output[quad_index(4u * group.y + 2u, quad)] = activate(sum2);
-    output[quad_index(4u * group.y + 3u, quad)] = activate(sum3);
+    let index = quad_start(quad, OUTPUTS) + 16u * group.y;
+    output[index] = activate(sum0);
+    output[index + 4u] = activate(sum1);
+    output[index + 8u] = activate(sum2);
+    output[index + 12u] = activate(sum3);
 }

@@ -1,8 +1,8 @@
 // The last layer, softmax, cross-entropy and its gradient.
 //
-// input (I; quads), weights (10, I), bias (10), labels
-// -> logits (12; quads), d_logits (12; quads) = softmax - onehot, and the step's statistics: loss
-// in fixed point, right answers, samples, largest loss.
+// input (tiles, I, 4 quads), weights (10, I), bias (10), labels
+// -> logits and d_logits (tiles, 12, 4 quads), d_logits = softmax - onehot, and the step's
+// statistics: loss in fixed point, right answers, samples, largest loss.
 //
 // An invocation computes one class for a quad of samples; the invocations of a quad meet in
 // workgroup memory. Rows 10 and 11 of d_logits, which fill its vec4s, are never written and stay 0;
@@ -26,6 +26,7 @@ override QUADS: u32;
 @group(0) @binding(7) var<storage, read_write> d_logits: array<vec4f>;
 
 const CLASSES = 10u;
+const ROWS = 12u;
 // Index of the loss among the scales.
 const LOSS_SCALE = 10u;
 
@@ -45,11 +46,12 @@ fn loss_head(
 
     let row = INPUTS / 4u;
     let first = WEIGHT + number * row;
+    let x = quad_start(quad, INPUTS);
     var logit = vec4f(parameters(BIAS + number / 4u)[number % 4u]);
     for (var i = 0u; i < row; i++) {
         let w = parameters(first + i);
-        logit += w.x * input(4u * i, quad) + w.y * input(4u * i + 1u, quad)
-            + w.z * input(4u * i + 2u, quad) + w.w * input(4u * i + 3u, quad);
+        logit += w.x * input(x + 16u * i) + w.y * input(x + 16u * i + 4u)
+            + w.z * input(x + 16u * i + 8u) + w.w * input(x + 16u * i + 12u);
     }
     all_logits[number * QUADS + local.x] = logit;
     workgroupBarrier();
@@ -86,8 +88,9 @@ fn loss_head(
     let counts = sample + vec4u(0u, 1u, 2u, 3u) < vec4u(submission.samples);
     let probability = exponential / total;
     let d_logit = select(probability, probability - 1.0, is_label);
-    logits[quad_index(number, quad)] = logit;
-    d_logits[quad_index(number, quad)] = select(vec4f(0.0), d_logit, counts);
+    let index = quad_start(quad, ROWS) + 4u * number;
+    logits[index] = logit;
+    d_logits[index] = select(vec4f(0.0), d_logit, counts);
 
     // The invocation of a sample's class adds its statistics; each loss is a partial of its own.
     let mine = is_label & counts;

@@ -1,6 +1,6 @@
 // An activation, then the mean of each 2x2 window.
 
-// (features, quads; 4) The activations that were averaged.
+// (tiles, features, 4 quads, 4) The activations that were averaged.
 @group(0) @binding(6) var<storage, read_write> windows: array<vec4f>;
 
 fn pool(convolved: Window, index: u32) -> vec4f {

@@ -1,6 +1,6 @@
 // ReLU, then the maximum of each 2x2 window.
 
-// (features, quads) The place that won, a byte a sample: 0 to 3 in row-major order, or NONE where
+// (tiles, features, 4 quads) The place that won, a byte a sample: 0 to 3 in row-major order, or NONE where
 // ReLU lets no gradient through.
 @group(0) @binding(6) var<storage, read_write> winners: array<u32>;
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Zeroable;
 
 use self::stages::{
-    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, bucket_words,
+    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW, bucket_words,
     convolution_weights, stages,
 };
 use super::GpuError;
@@ -31,14 +31,6 @@ const TILES_PER_SUBMISSION_MAX: usize = 128;
 /// that the narrowest of those kernels has a few thousand invocations for each share.
 const TILE_SHARES_MAX: usize = 16;
 
-/// Quads of a buffer are a multiple of this: a texture row is copied in multiples of 256 bytes.
-const QUAD_ALIGNMENT: usize = 16;
-
-/// Texels that no kernel reads, behind each row of a texture. They make the distance of two rows
-/// an odd number of cache lines: at a power of two a column, which is what a kernel reads, would
-/// fall into few sets of the cache (a tenth of a step on lavapipe).
-const TEXTURE_PADDING: u32 = 4;
-
 /// The set on one device.
 pub(super) struct PortableSet {
     gpu: Gpu,
@@ -55,8 +47,8 @@ pub(super) struct PortableSet {
     buffers: Vec<wgpu::Buffer>,
     /// Likewise; empty places for buffers that no kernel reads as a texture.
     textures: Vec<Option<wgpu::Texture>>,
-    /// Quads that the buffers have room for.
-    quads: usize,
+    /// Tiles that the buffers have room for.
+    tiles: usize,
     /// A submission's samples, padded to whole tiles.
     padded_samples: Vec<u32>,
     /// The convolutions' weights as the kernels want them, and where each comes from.
@@ -81,10 +73,10 @@ impl PortableSet {
             AdapterKind::Software => Reads::Textures,
             _ => Reads::Buffers,
         };
-        let quads = quads_for(settings.samples_per_step);
-        let words = Readback::new(&gpu, BufferId::Words.words(model, images, quads));
-        let logits_quads = TILES_PER_SUBMISSION_MAX * TILE_SAMPLES / 4;
-        let logits = Readback::new(&gpu, BufferId::Logits.words(model, images, logits_quads));
+        let tiles = tiles_for(settings.samples_per_step);
+        let words = Readback::new(&gpu, BufferId::Words.words(model, images, tiles));
+        let logits_words = BufferId::Logits.words(model, images, TILES_PER_SUBMISSION_MAX);
+        let logits = Readback::new(&gpu, logits_words);
         let weight_sources = convolution_weights();
         let mut set = PortableSet {
             model,
@@ -98,7 +90,7 @@ impl PortableSet {
             bind_groups: Vec::new(),
             buffers: Vec::new(),
             textures: Vec::new(),
-            quads,
+            tiles,
             padded_samples: Vec::with_capacity(TILES_PER_SUBMISSION_MAX * TILE_SAMPLES),
             sorted_weights: vec![0.0; weight_sources.len()],
             weight_sources,
@@ -125,22 +117,19 @@ impl PortableSet {
         };
         let buffer = self.gpu.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
-            size: 4 * id.words(self.model, self.images, self.quads).max(1) as u64,
+            size: 4 * id.words(self.model, self.images, self.tiles).max(1) as u64,
             usage: usage | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
         let texture = self.is_read_as_texture(id).then(|| {
             self.gpu.device.create_texture(&wgpu::TextureDescriptor {
                 label: None,
-                size: wgpu::Extent3d {
-                    width: self.extent(id).width + TEXTURE_PADDING,
-                    ..self.extent(id)
-                },
+                size: extent(id, self.tiles),
                 mip_level_count: 1,
                 sample_count: 1,
                 dimension: wgpu::TextureDimension::D2,
                 format: wgpu::TextureFormat::Rgba32Float,
-                usage: wgpu::TextureUsages::TEXTURE_BINDING | wgpu::TextureUsages::COPY_DST,
+                usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::COPY_DST,
                 view_formats: &[],
             })
         });
@@ -153,15 +142,6 @@ impl PortableSet {
                 let mut bindings = stage.kernel.bindings();
                 bindings.any(|b| b.access == Access::Source && stage.buffer(b.name) == id)
             })
-    }
-
-    fn extent(&self, id: BufferId) -> wgpu::Extent3d {
-        let [width, height] = id.texels(self.quads).expect("textures are made of vec4");
-        wgpu::Extent3d {
-            width: width as u32,
-            height: height as u32,
-            depth_or_array_layers: 1,
-        }
     }
 
     fn buffer(&self, id: BufferId) -> &wgpu::Buffer {
@@ -194,7 +174,7 @@ impl PortableSet {
             self.pipelines.push(pipeline);
             self.bind_groups.push(self.bind_group(stage));
             let mut encoder = self.encoder();
-            self.encode(&mut encoder, stage..stage + 1, |_| [1, 1, 1]);
+            self.encode(&mut encoder, stage..stage + 1, 1, |_| [1, 1, 1]);
             submitted.push(self.gpu.queue.submit([encoder.finish()]));
         }
         for (done, index) in submitted.into_iter().enumerate() {
@@ -230,6 +210,7 @@ impl PortableSet {
         &self,
         encoder: &mut wgpu::CommandEncoder,
         stages: Range<usize>,
+        tiles: usize,
         workgroups: impl Fn(&Grid) -> [u32; 3],
     ) {
         let descriptor = wgpu::ComputePassDescriptor::default();
@@ -242,7 +223,7 @@ impl PortableSet {
             self.dispatch(&mut encoder.begin_compute_pass(&descriptor), index, &workgroups);
             let stage = &self.stages[index];
             for binding in stage.kernel.bindings().filter(|b| b.access == Access::ReadWrite) {
-                self.copy_to_texture(encoder, stage.buffer(binding.name));
+                self.copy_to_texture(encoder, stage.buffer(binding.name), tiles);
             }
         }
     }
@@ -259,31 +240,30 @@ impl PortableSet {
         pass.dispatch_workgroups(x, y, z);
     }
 
-    /// Does nothing for a buffer that no kernel reads as a texture.
-    fn copy_to_texture(&self, encoder: &mut wgpu::CommandEncoder, id: BufferId) {
+    /// Copies what `tiles` tiles fill of a buffer, if any kernel reads it as a texture.
+    fn copy_to_texture(&self, encoder: &mut wgpu::CommandEncoder, id: BufferId, tiles: usize) {
         let Some(texture) = &self.textures[id as usize] else { return };
-        let extent = self.extent(id);
         encoder.copy_buffer_to_texture(
             wgpu::TexelCopyBufferInfo {
                 buffer: self.buffer(id),
                 layout: wgpu::TexelCopyBufferLayout {
                     offset: 0,
-                    bytes_per_row: Some(16 * extent.width),
+                    bytes_per_row: Some(16 * TEXTURE_ROW as u32),
                     rows_per_image: None,
                 },
             },
             texture.as_image_copy(),
-            extent,
+            extent(id, tiles),
         );
     }
 
-    /// Grows the buffers to the quads of a step, as far as one submission goes.
+    /// Grows the buffers to the tiles of a step, as far as one submission goes.
     fn reserve(&mut self, samples: usize) -> Result<(), GpuError> {
-        let quads = quads_for(samples);
-        if quads <= self.quads {
+        let tiles = tiles_for(samples);
+        if tiles <= self.tiles {
             return Ok(());
         }
-        self.quads = quads;
+        self.tiles = tiles;
         for id in BufferId::ALL.into_iter().filter(|id| id.grows()) {
             (self.buffers[id as usize], self.textures[id as usize]) = self.create(id);
         }
@@ -312,7 +292,6 @@ impl PortableSet {
         self.padded_samples.extend(images);
         let mut submission = Submission {
             samples: self.padded_samples.len() as u32,
-            quad_stride: self.quads as u32,
             pixel_scale: self.normalization.scale,
             pixel_offset: self.normalization.offset,
             ..Submission::zeroed()
@@ -341,7 +320,7 @@ impl PortableSet {
 
     /// Samples of one submission at most.
     fn samples_per_submission(&self) -> usize {
-        4 * self.quads
+        self.tiles * TILE_SAMPLES
     }
 }
 
@@ -373,10 +352,10 @@ impl KernelSet for PortableSet {
             let mut encoder = self.encoder();
             if i == 0 {
                 encoder.clear_buffer(self.buffer(BufferId::Words), 0, None);
-                self.copy_to_texture(&mut encoder, BufferId::Parameters);
+                self.copy_to_texture(&mut encoder, BufferId::Parameters, 0);
             }
             let shares = self.tile_shares(chunk.len());
-            self.encode(&mut encoder, 0..self.stages.len(), |grid| {
+            self.encode(&mut encoder, 0..self.stages.len(), tiles_for(chunk.len()), |grid| {
                 grid.workgroups(chunk.len() as u32, shares)
             });
             if i == last {
@@ -411,15 +390,15 @@ impl KernelSet for PortableSet {
             let behind = self.train_samples;
             self.upload_submission((first..end).map(|test| behind + test), None);
             let mut encoder = self.encoder();
-            self.copy_to_texture(&mut encoder, BufferId::Parameters);
-            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| {
+            self.copy_to_texture(&mut encoder, BufferId::Parameters, 0);
+            self.encode(&mut encoder, 0..FORWARD_STAGES, tiles_for(count), |grid| {
                 grid.workgroups(count as u32, 1)
             });
             self.logits.encode(&mut encoder, self.buffer(BufferId::Logits));
             self.logits.request(self.gpu.queue.submit([encoder.finish()]));
-            let stride = 4 * self.quads;
-            self.logits.read(&self.gpu, 0..LOGIT_ROWS * stride, |bytes| {
-                append_logits(bytemuck::cast_slice(bytes), stride, count, logits);
+            let words = tiles_for(count) * LOGIT_ROWS * TILE_SAMPLES;
+            self.logits.read(&self.gpu, 0..words, |bytes| {
+                append_logits(bytemuck::cast_slice(bytes), count, logits);
             })?;
             self.logits.release();
         }
@@ -427,17 +406,28 @@ impl KernelSet for PortableSet {
     }
 }
 
-/// From (12, stride) to (N, 10).
-fn append_logits(rows: &[f32], stride: usize, samples: usize, logits: &mut Vec<f32>) {
+/// From (T, 12, 16) to (N, 10).
+fn append_logits(tiles: &[f32], samples: usize, logits: &mut Vec<f32>) {
     for sample in 0..samples {
-        logits.extend((0..CLASSES).map(|class| rows[class * stride + sample]));
+        let tile = &tiles[sample / TILE_SAMPLES * LOGIT_ROWS * TILE_SAMPLES..];
+        let classes = (0..CLASSES).map(|class| tile[class * TILE_SAMPLES + sample % TILE_SAMPLES]);
+        logits.extend(classes);
     }
 }
 
-/// Quads to reserve for a step of so many samples, as far as one submission goes.
-fn quads_for(samples: usize) -> usize {
-    let tiles = samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX);
-    (tiles * TILE_SAMPLES / 4).next_multiple_of(QUAD_ALIGNMENT)
+/// Tiles to reserve for a step of so many samples, as far as one submission goes.
+fn tiles_for(samples: usize) -> usize {
+    samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX)
+}
+
+/// The part of a buffer's texture that `tiles` tiles fill.
+fn extent(id: BufferId, tiles: usize) -> wgpu::Extent3d {
+    let rows = id.texture_rows(tiles).expect("only buffers of vec4 are read as textures");
+    wgpu::Extent3d {
+        width: TEXTURE_ROW as u32,
+        height: rows as u32,
+        depth_or_array_layers: 1,
+    }
 }
 
 fn check_dataset_size(gpu: &Gpu, dataset: &Dataset, images: usize) -> Result<(), GpuError> {

@@ -155,10 +155,10 @@ impl Kernel {
             }
             (Access::ReadWrite, _) => buffer(wgpu::BufferBindingType::Storage { read_only: false }),
             (Access::Uniform, _) => buffer(wgpu::BufferBindingType::Uniform),
-            (Access::Source, Reads::Textures) => wgpu::BindingType::Texture {
-                sample_type: wgpu::TextureSampleType::Float { filterable: false },
+            (Access::Source, Reads::Textures) => wgpu::BindingType::StorageTexture {
+                access: wgpu::StorageTextureAccess::ReadOnly,
+                format: wgpu::TextureFormat::Rgba32Float,
                 view_dimension: wgpu::TextureViewDimension::D2,
-                multisampled: false,
             },
         }
     }

@@ -41,8 +41,8 @@ const PARAMETER_LANES: u32 = 64;
 const CONV1_ROW_LANES: u32 = 4;
 const CONV2_ROW_LANES: u32 = 2;
 
-/// Texels of a row of the texture of parameters.
-const PARAMETER_ROW: usize = 256;
+/// Texels of a row of a texture, as `shaders/shared/reads_textures.wgsl` has them.
+pub const TEXTURE_ROW: usize = 1_024;
 
 /// A kernel with the buffers it works on and the number of its workgroups.
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ impl Stage {
     }
 }
 
-/// The buffers of the set. In the shapes Q is the quads of a submission, padded; each element of
-/// (..., Q) is a vec4 over a quad's samples.
+/// The buffers of the set. In the shapes T is the tiles of a submission; the last dimension, 16, is
+/// a tile's samples, which the kernels see as four quads of a vec4 each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BufferId {
     /// A [`Submission`].
@@ -78,35 +78,35 @@ pub enum BufferId {
     Pixels,
     /// (training and test images) u32.
     Labels,
-    /// (4 * Q) u32: indices of images.
+    /// (T, 16) u32: indices of images.
     Samples,
-    /// (32, 32, Q): normalized, with two zeros on each side.
+    /// (T, 32, 32, 16): normalized, with two zeros on each side.
     Images,
-    /// (6, 14, 14, Q).
+    /// (T, 6, 14, 14, 16).
     Conv1,
-    /// What its pooling keeps: (6, 14, 14, Q) of a u32 or of four vec4.
+    /// What its pooling keeps: (T, 6, 14, 14, 4 quads) of a u32 or of four vec4.
     Conv1Pooling,
-    /// (16, 5, 5, Q).
+    /// (T, 16, 5, 5, 16).
     Conv2,
-    /// What its pooling keeps: (16, 5, 5, Q) of a u32 or of four vec4.
+    /// What its pooling keeps: (T, 16, 5, 5, 4 quads) of a u32 or of four vec4.
     Conv2Pooling,
-    /// (120, Q).
+    /// (T, 120, 16).
     Fc1,
-    /// (84, Q).
+    /// (T, 84, 16).
     Fc2,
-    /// (12, Q).
+    /// (T, 12, 16).
     Logits,
-    /// (12, Q).
+    /// (T, 12, 16).
     DLogits,
-    /// (84, Q), of the linear output.
+    /// (T, 84, 16), of the linear output.
     DFc2,
-    /// (120, Q), of the linear output.
+    /// (T, 120, 16), of the linear output.
     DFc1,
-    /// (16, 12, 18, Q), of the convolution's output, with its margins.
+    /// (T, 16, 12, 18, 16), of the convolution's output, with its margins.
     DConv2,
-    /// (6, 28, 28, Q), of the convolution's output.
+    /// (T, 6, 28, 28, 16), of the convolution's output.
     DConv1,
-    /// (tiles, 2572): each tile's gradients of the convolutions' parameters.
+    /// (T, 2572): each tile's gradients of the convolutions' parameters.
     Partials,
     /// The buckets' words, one bucket behind the other.
     Words,
@@ -137,40 +137,33 @@ impl BufferId {
         BufferId::Words,
     ];
 
-    /// Words of the buffer for submissions of `quads` quads, over a data set of `images` images.
-    pub fn words(self, model: ModelKind, images: usize, quads: usize) -> usize {
+    /// Words of the buffer for submissions of `tiles` tiles, over a data set of `images` images.
+    pub fn words(self, model: ModelKind, images: usize, tiles: usize) -> usize {
         let kept = match model.pooling() {
             Pooling::Max => 1,
             Pooling::Average => 4 * QUAD_SAMPLES,
         };
+        let quads = tiles * TILE_SAMPLES / QUAD_SAMPLES;
         match self {
             BufferId::Submission => size_of::<Submission>() / 4,
             BufferId::ConvolutionWeights => 4 * CONVOLUTION_WEIGHT_VECTORS,
             BufferId::Pixels => images * IMAGE_PIXELS / 4,
             BufferId::Labels => images,
-            BufferId::Samples => quads * QUAD_SAMPLES,
+            BufferId::Samples => tiles * TILE_SAMPLES,
             BufferId::Conv1Pooling => quads * kept * pooled_values(&CONV1),
             BufferId::Conv2Pooling => quads * kept * pooled_values(&CONV2),
-            BufferId::Partials => {
-                quads.div_ceil(TILE_SAMPLES / QUAD_SAMPLES)
-                    * CONVOLUTION_BUCKET.parameter_range().len()
-            }
+            BufferId::Partials => tiles * CONVOLUTION_BUCKET.parameter_range().len(),
             BufferId::Words => BUCKETS.iter().map(Bucket::words).sum(),
-            _ => {
-                let [width, height] =
-                    self.texels(quads).expect("the others are made of vec4 alone");
-                4 * width * height
-            }
+            _ => 4 * TEXTURE_ROW * self.texture_rows(tiles).expect("the others are vec4 alone"),
         }
     }
 
-    /// Width and height of the buffer as a texture of vec4; `None` for buffers of something else.
-    pub fn texels(self, quads: usize) -> Option<[usize; 2]> {
+    /// Rows of [`TEXTURE_ROW`] texels that the buffer fills as a texture of vec4; `None` for buffers
+    /// of something else.
+    pub fn texture_rows(self, tiles: usize) -> Option<usize> {
         let features = match self {
-            BufferId::Parameters => {
-                return Some([PARAMETER_ROW, PARAMETERS.div_ceil(4 * PARAMETER_ROW)]);
-            }
-            BufferId::Images => (CONV1.in_side + 2 * CONV1.padding).pow(2),
+            BufferId::Parameters => return Some(PARAMETERS.div_ceil(4 * TEXTURE_ROW)),
+            BufferId::Images => padded_side(&CONV1).pow(2),
             BufferId::Conv1 => pooled_values(&CONV1),
             BufferId::Conv2 => pooled_values(&CONV2),
             BufferId::Fc1 | BufferId::DFc1 => FC1.outputs,
@@ -183,7 +176,7 @@ impl BufferId {
             BufferId::DConv1 => CONV1.out_channels * CONV1.out_side().pow(2),
             _ => return None,
         };
-        Some([quads, features])
+        Some((tiles * features * TILE_SAMPLES / QUAD_SAMPLES).div_ceil(TEXTURE_ROW))
     }
 
     /// Whether the buffer's size depends on the submission's.
@@ -358,6 +351,7 @@ impl Table {
                 &[self.activation],
                 vec![
                     ("INPUTS", layer.inputs as f64),
+                    ("OUTPUTS", layer.outputs as f64),
                     ("WEIGHT", in_vec4(weight.offset)),
                     ("BIAS", in_vec4(bias.offset)),
                     ("LANES", f64::from(QUAD_LANES)),
@@ -422,6 +416,7 @@ impl Table {
                 vec![
                     ("INPUTS", layer.inputs as f64),
                     ("OUTPUTS", layer.outputs as f64),
+                    ("ROWS", layer.outputs.next_multiple_of(4) as f64),
                     ("WEIGHT_SUM", sum_word(weight) as f64),
                     ("BIAS_SUM", sum_word(bias) as f64),
                     ("WEIGHT_MAXIMUM", maximum_word(scale_of(weight)) as f64),
@@ -457,7 +452,7 @@ impl Table {
         let (weight, _) = tensors_of(layer.name);
         let mut constants = vec![
             ("INPUTS", layer.inputs as f64),
-            ("OUTPUTS", layer.outputs as f64),
+            ("ROWS", layer.outputs.next_multiple_of(4) as f64),
             ("WEIGHT", in_vec4(weight.offset)),
             ("LANES", f64::from(QUAD_LANES)),
         ];
@@ -475,6 +470,7 @@ impl Table {
                 let d_linear =
                     if activations == BufferId::Fc2 { BufferId::DFc2 } else { BufferId::DFc1 };
                 shared.push(&shader::EMIT_THROUGH_ACTIVATION);
+                constants.push(("FEATURES", layer.inputs as f64));
                 buffers.extend([("activations", activations), ("d_linear", d_linear)]);
             }
         }
@@ -604,6 +600,7 @@ impl Table {
         let (d_convolved, [row_margin, column_margin]) = d_convolved(layer);
         shared.extend([&shader::WINDOW, self.pooling, &shader::EMIT_THROUGH_POOLING]);
         constants.extend([
+            ("CHANNELS", layer.out_channels as f64),
             ("PLANE_SIDE", layer.out_side() as f64),
             ("ROW_MARGIN", row_margin as f64),
             ("COLUMN_MARGIN", column_margin as f64),
@@ -736,7 +733,6 @@ pub fn convolution_weights() -> Vec<Option<usize>> {
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Submission {
     pub samples: u32,
-    pub quad_stride: u32,
     pub pixel_scale: f32,
     pub pixel_offset: f32,
     pub factors: [f32; SCALE_COUNT],
