@@ -17,10 +17,12 @@ fn main() {
     let gpu = Gpu::open(&std::env::var("ADAPTER").unwrap_or("best".into()).parse().unwrap(), wgpu::Features::empty()).unwrap();
     let quads = n.div_ceil(16);
     let images = 2048;
-    let reads = if std::env::var("BUFFERS").is_ok() { Reads::Buffers } else { Reads::Textures };
-    let stages = stages(model, Sums::Exact, reads);
+    let tuning = if std::env::var("BUFFERS").is_ok() { Tuning::HARDWARE } else { Tuning::SOFTWARE };
+    let reads = tuning.reads;
+    let stages = stages(model, Sums::Exact, tuning);
     let ids: Vec<_> = BufferId::ALL.iter().map(|id| gpu.device.create_buffer(&wgpu::BufferDescriptor { label: None, size: 4 * id.words(model, images, quads) as u64, usage: if *id == BufferId::ConvolutionWeights { wgpu::BufferUsages::UNIFORM } else { wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC } | wgpu::BufferUsages::COPY_DST, mapped_at_creation: false })).collect();
     let texs: Vec<_> = BufferId::ALL.iter().map(|id| id.texture_rows(quads).map(|h| gpu.device.create_texture(&wgpu::TextureDescriptor { label: None, size: wgpu::Extent3d { width: 1024, height: h as u32, depth_or_array_layers: 1 }, mip_level_count: 1, sample_count: 1, dimension: wgpu::TextureDimension::D2, format: wgpu::TextureFormat::Rgba32Float, usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::COPY_DST, view_formats: &[] }))).collect();
+    for id in BufferId::ALL { if let Some(w) = id.constant() { gpu.queue.write_buffer(&ids[id as usize], 0, bytemuck::cast_slice(&w)); } }
     let p = annulet::model::initial::initial_parameters(1);
     gpu.queue.write_buffer(&ids[BufferId::Parameters as usize], 0, bytemuck::cast_slice(&p));
     let px: Vec<u8> = (0..images * 784).map(|i| (i * 2654435761usize >> 7) as u8).collect();
@@ -34,7 +36,7 @@ fn main() {
     let mut total = 0.0;
     let mut compile = 0.0;
     for s in &stages {
-        if !s.kernel.label.contains(&filter) { continue; }
+        if !s.label.contains(&filter) { continue; }
         let t = Instant::now();
         let c = cpu();
         let pipe = s.kernel.pipeline(&gpu.device);
@@ -57,7 +59,7 @@ fn main() {
         let us = (cpu() - c) * 1e3 / reps as f64 / n as f64;
         let wus = t.elapsed().as_secs_f64() * 1e6 / reps as f64 / n as f64;
         total += us;
-        println!("{:18} made {made:6.1} ready {cw:7.1} ms (cpu {ccpu:5.0})   {us:7.2} us/image cpu, {wus:7.2} wall", s.kernel.label);
+        println!("{:18} made {made:6.1} ready {cw:7.1} ms (cpu {ccpu:5.0})   {us:7.2} us/image cpu, {wus:7.2} wall", s.label);
     }
     println!("compile {compile:.0} ms, {total:.1} us/image cpu -> {:.0} images/s on two cores", 2e6 / total);
 }

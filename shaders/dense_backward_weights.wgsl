@@ -1,23 +1,12 @@
 // The gradients of a fully connected layer's weights and bias, in exact sums.
 //
-// input (tiles, I, 4 quads), d_output (tiles, ROWS, 4 quads) -> words.
+// input (tiles, I, 4 quads), d_output (tiles, rows, 4 quads) -> words.
 //
 // An invocation computes four outputs by four inputs: for each tile a partial sum over its
 // samples, rounded to fixed point and added to a running integer sum. One more column of
 // invocations has an input of 1 and gives the bias. Tiles are dealt out along z; the sums are
 // exact, so the number of workgroups along z does not show.
 
-override INPUTS: u32;
-override OUTPUTS: u32;
-// Outputs as d_output has them: a multiple of 4.
-override ROWS: u32;
-// Words of the sums and of the maxima; indices among the scales.
-override WEIGHT_SUM: u32;
-override BIAS_SUM: u32;
-override WEIGHT_MAXIMUM: u32;
-override BIAS_MAXIMUM: u32;
-override WEIGHT_SCALE: u32;
-override BIAS_SCALE: u32;
 override LANES: u32;
 
 @compute @workgroup_size(LANES)
@@ -26,12 +15,14 @@ fn dense_backward_weights(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(global_invocation_id) id: vec3u,
 ) {
+    let columns = layer.inputs;
+    let rows = layer.rows;
     let inputs = 4u * id.x;
-    if inputs > INPUTS {
+    if inputs > columns {
         return;
     }
-    let is_bias = inputs == INPUTS;
-    let scale = select(WEIGHT_SCALE, BIAS_SCALE, is_bias);
+    let is_bias = inputs == columns;
+    let scale = select(layer.weight_scale, layer.bias_scale, is_bias);
     let outputs = 4u * group.y;
 
     // Variable: output, component: input.
@@ -47,12 +38,12 @@ fn dense_backward_weights(
         var p3 = vec4f(0.0);
         for (var quad = 4u * tile; quad < quads_end(tile); quad++) {
             // The bias column reads some input all the same: a branch costs more.
-            let x = quad_start(quad, INPUTS) + 4u * min(inputs, INPUTS - 4u);
+            let x = quad_start(quad, columns) + 4u * min(inputs, columns - 4u);
             let x0 = select(input(x), vec4f(1.0), is_bias);
             let x1 = input(x + 4u);
             let x2 = input(x + 8u);
             let x3 = input(x + 12u);
-            let d = quad_start(quad, ROWS) + 4u * outputs;
+            let d = quad_start(quad, rows) + 4u * outputs;
             let d0 = d_output(d);
             let d1 = d_output(d + 4u);
             let d2 = d_output(d + 8u);
@@ -72,20 +63,21 @@ fn dense_backward_weights(
 
     if is_bias {
         // The other three inputs of the bias column do not exist.
-        raise_word(BIAS_MAXIMUM, largest.x);
+        raise_word(layer.bias_maximum, largest.x);
     } else {
-        raise_word(WEIGHT_MAXIMUM, max(max(largest.x, largest.y), max(largest.z, largest.w)));
+        let most = max(max(largest.x, largest.y), max(largest.z, largest.w));
+        raise_word(layer.weight_maximum, most);
     }
     // The last group may have fewer outputs.
-    for (var i = 0u; i < min(4u, OUTPUTS - outputs); i++) {
+    for (var i = 0u; i < min(4u, layer.outputs - outputs); i++) {
         var sum = sum0;
         if i == 1u { sum = sum1; }
         if i == 2u { sum = sum2; }
         if i == 3u { sum = sum3; }
         if is_bias {
-            add_to_word(BIAS_SUM + outputs + i, sum.x);
+            add_to_word(layer.bias_sum + outputs + i, sum.x);
         } else {
-            let first = WEIGHT_SUM + (outputs + i) * INPUTS + inputs;
+            let first = layer.weight_sum + (outputs + i) * columns + inputs;
             add_to_word(first, sum.x);
             add_to_word(first + 1u, sum.y);
             add_to_word(first + 2u, sum.z);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Zeroable;
 
 use self::stages::{
-    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW, bucket_words,
+    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW, Tuning, bucket_words,
     convolution_weights, stages,
 };
 use super::GpuError;
@@ -27,10 +27,6 @@ use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 /// adapter, and keep every buffer far below 128 MiB.
 const TILES_PER_SUBMISSION_MAX: usize = 128;
 
-/// Shares that the tiles of a submission are dealt out in for the sums over them: on a GPU enough
-/// that the narrowest of those kernels has a few thousand invocations for each share.
-const TILE_SHARES_MAX: usize = 16;
-
 /// The set on one device.
 pub(super) struct PortableSet {
     gpu: Gpu,
@@ -39,7 +35,7 @@ pub(super) struct PortableSet {
     train_samples: u32,
     images: usize,
     sums: Sums,
-    reads: Reads,
+    tuning: Tuning,
     stages: Vec<Stage>,
     pipelines: Vec<wgpu::ComputePipeline>,
     bind_groups: Vec<wgpu::BindGroup>,
@@ -69,9 +65,9 @@ impl PortableSet {
         check_dataset_size(&gpu, dataset, images)?;
 
         let model = settings.model;
-        let reads = match gpu.report().kind {
-            AdapterKind::Software => Reads::Textures,
-            _ => Reads::Buffers,
+        let tuning = match gpu.report().kind {
+            AdapterKind::Software => Tuning::SOFTWARE,
+            _ => Tuning::HARDWARE,
         };
         let tiles = tiles_for(settings.samples_per_step);
         let words = Readback::new(&gpu, BufferId::Words.words(model, images, tiles));
@@ -84,8 +80,8 @@ impl PortableSet {
             train_samples: dataset.train.labels.len() as u32,
             images,
             sums: settings.sums,
-            reads,
-            stages: stages(model, settings.sums, reads),
+            tuning,
+            stages: stages(model, settings.sums, tuning),
             pipelines: Vec::new(),
             bind_groups: Vec::new(),
             buffers: Vec::new(),
@@ -103,7 +99,7 @@ impl PortableSet {
             set.buffers.push(buffer);
             set.textures.push(texture);
         }
-        set.upload_dataset(dataset);
+        set.upload_constants(dataset);
         set.gpu.check()?;
         set.make_pipelines(progress)?;
         Ok(set)
@@ -124,7 +120,7 @@ impl PortableSet {
         let texture = self.is_read_as_texture(id).then(|| {
             self.gpu.device.create_texture(&wgpu::TextureDescriptor {
                 label: None,
-                size: extent(id, self.tiles),
+                size: texture_size(id, self.tiles),
                 mip_level_count: 1,
                 sample_count: 1,
                 dimension: wgpu::TextureDimension::D2,
@@ -137,7 +133,7 @@ impl PortableSet {
     }
 
     fn is_read_as_texture(&self, id: BufferId) -> bool {
-        self.reads == Reads::Textures
+        self.tuning.reads == Reads::Textures
             && self.stages.iter().any(|stage| {
                 let mut bindings = stage.kernel.bindings();
                 bindings.any(|b| b.access == Access::Source && stage.buffer(b.name) == id)
@@ -148,8 +144,13 @@ impl PortableSet {
         &self.buffers[id as usize]
     }
 
-    fn upload_dataset(&self, dataset: &Dataset) {
+    fn upload_constants(&self, dataset: &Dataset) {
         let queue = &self.gpu.queue;
+        for id in BufferId::ALL {
+            if let Some(words) = id.constant() {
+                queue.write_buffer(self.buffer(id), 0, bytemuck::cast_slice(&words));
+            }
+        }
         let pixels = self.buffer(BufferId::Pixels);
         queue.write_buffer(pixels, 0, &dataset.train.pixels);
         queue.write_buffer(pixels, dataset.train.pixels.len() as u64, &dataset.test.pixels);
@@ -159,23 +160,35 @@ impl PortableSet {
     }
 
     /// Makes every pipeline and runs it once over no samples: some drivers compile at the first
-    /// dispatch. They do so while the next pipeline is translated here.
+    /// dispatch. They do so while the next pipeline is translated here. Stages with the same kernel
+    /// share a pipeline.
     fn make_pipelines(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), GpuError> {
-        let total = self.stages.len();
+        let first_use: Vec<usize> = self
+            .stages
+            .iter()
+            .filter_map(|stage| self.stages.iter().position(|s| s.kernel == stage.kernel))
+            .collect();
+        let total = first_use.iter().enumerate().filter(|(stage, first)| stage == *first).count();
         let nothing = Submission::zeroed();
         let submission = self.buffer(BufferId::Submission);
         self.gpu.queue.write_buffer(submission, 0, bytemuck::bytes_of(&nothing));
         let mut submitted = Vec::with_capacity(total);
         progress(0, total);
-        for stage in 0..total {
-            let pipeline = self.stages[stage].kernel.pipeline(&self.gpu.device);
+        for (stage, first) in first_use.into_iter().enumerate() {
+            let is_new = first == stage;
+            let pipeline = match is_new {
+                true => self.stages[stage].kernel.pipeline(&self.gpu.device),
+                false => self.pipelines[first].clone(),
+            };
             // A pipeline that was refused is of no further use.
             self.gpu.check()?;
             self.pipelines.push(pipeline);
             self.bind_groups.push(self.bind_group(stage));
-            let mut encoder = self.encoder();
-            self.encode(&mut encoder, stage..stage + 1, 1, |_| [1, 1, 1]);
-            submitted.push(self.gpu.queue.submit([encoder.finish()]));
+            if is_new {
+                let mut encoder = self.encoder();
+                self.encode(&mut encoder, stage..stage + 1, 1, |_| [1, 1, 1]);
+                submitted.push(self.gpu.queue.submit([encoder.finish()]));
+            }
         }
         for (done, index) in submitted.into_iter().enumerate() {
             self.gpu.wait(Some(index))?;
@@ -214,7 +227,7 @@ impl PortableSet {
         workgroups: impl Fn(&Grid) -> [u32; 3],
     ) {
         let descriptor = wgpu::ComputePassDescriptor::default();
-        if self.reads == Reads::Buffers {
+        if self.tuning.reads == Reads::Buffers {
             let mut pass = encoder.begin_compute_pass(&descriptor);
             stages.for_each(|index| self.dispatch(&mut pass, index, &workgroups));
             return;
@@ -264,7 +277,7 @@ impl PortableSet {
             return Ok(());
         }
         self.tiles = tiles;
-        for id in BufferId::ALL.into_iter().filter(|id| id.grows()) {
+        for id in BufferId::ALL.into_iter().filter(|id| id.grows(self.model)) {
             (self.buffers[id as usize], self.textures[id as usize]) = self.create(id);
         }
         self.bind_groups = (0..self.stages.len()).map(|stage| self.bind_group(stage)).collect();
@@ -311,11 +324,11 @@ impl PortableSet {
 
     /// Into how many shares the tiles are dealt for the sums over them.
     fn tile_shares(&self, samples: usize) -> u32 {
-        // A software adapter has few cores to fill, and plain sums need a single writer.
-        if self.gpu.report().kind == AdapterKind::Software || self.sums == Sums::Plain {
-            return 1;
+        match self.sums {
+            Sums::Exact => self.tuning.tile_shares_max.min(samples.div_ceil(TILE_SAMPLES) as u32),
+            // Plain sums need a single writer.
+            Sums::Plain => 1,
         }
-        samples.div_ceil(TILE_SAMPLES).min(TILE_SHARES_MAX) as u32
     }
 
     /// Samples of one submission at most.
@@ -418,6 +431,13 @@ fn append_logits(tiles: &[f32], samples: usize, logits: &mut Vec<f32>) {
 /// Tiles to reserve for a step of so many samples, as far as one submission goes.
 fn tiles_for(samples: usize) -> usize {
     samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX)
+}
+
+/// An odd height, 3 or more: Mesa compiles a shader anew for a texture that differs from the last
+/// in whether its sides are powers of two.
+fn texture_size(id: BufferId, tiles: usize) -> wgpu::Extent3d {
+    let extent = extent(id, tiles);
+    wgpu::Extent3d { height: extent.height.max(2) | 1, ..extent }
 }
 
 /// The part of a buffer's texture that `tiles` tiles fill.

@@ -19,11 +19,6 @@ const QUAD_SAMPLES: usize = 4;
 /// Logits of a sample as the kernels store them: a multiple of 4.
 pub const LOGIT_ROWS: usize = CLASSES.next_multiple_of(4);
 
-/// Zeros around a convolution's output gradient, so that its readers need not check borders: rows
-/// above and below, columns before and behind.
-const CONV1_MARGINS: [usize; 2] = [0, 0];
-const CONV2_MARGINS: [usize; 2] = [1, CONV2.kernel_side - 1];
-
 /// Output channels of an invocation of the convolutions' forward kernel.
 const FORWARD_CHANNELS: usize = 4;
 /// Input channels of an invocation of conv2's backward kernel.
@@ -37,9 +32,25 @@ const QUAD_LANES: u32 = 32;
 const HEAD_QUADS: u32 = 4;
 /// Invocations of a workgroup whose invocations differ by parameter.
 const PARAMETER_LANES: u32 = 64;
-/// Invocations that share the rows of a convolution's output in the weight gradients.
-const CONV1_ROW_LANES: u32 = 4;
-const CONV2_ROW_LANES: u32 = 2;
+/// How the kernels are cut to suit an adapter. The results of two tunings differ by rounding where
+/// `row_lanes` differs, and not at all otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tuning {
+    pub reads: Reads,
+    /// Invocations that share the rows of a convolution's output in the weight gradients. What they
+    /// found is added up in workgroup memory, which is slow on a CPU; a GPU wants the invocations.
+    pub row_lanes: u32,
+    /// Shares that the tiles are dealt out in for the sums over them. A CPU has few cores to fill;
+    /// a GPU wants the narrowest of those kernels to have a few thousand invocations.
+    pub tile_shares_max: u32,
+}
+
+impl Tuning {
+    pub const SOFTWARE: Tuning =
+        Tuning { reads: Reads::Textures, row_lanes: 2, tile_shares_max: 1 };
+    pub const HARDWARE: Tuning =
+        Tuning { reads: Reads::Buffers, row_lanes: 7, tile_shares_max: 16 };
+}
 
 /// Texels of a row of a texture, as `shaders/shared/reads_textures.wgsl` has them.
 pub const TEXTURE_ROW: usize = 1_024;
@@ -47,6 +58,8 @@ pub const TEXTURE_ROW: usize = 1_024;
 /// A kernel with the buffers it works on and the number of its workgroups.
 #[derive(Clone, Debug)]
 pub struct Stage {
+    /// For people: `conv1 forward`.
+    pub label: &'static str,
     pub kernel: Kernel,
     /// The buffer of each of the kernel's variables.
     pub buffers: Vec<(&'static str, BufferId)>,
@@ -74,6 +87,13 @@ pub enum BufferId {
     Parameters,
     /// The convolutions' weights as [`convolution_weights`] sorts them.
     ConvolutionWeights,
+    /// As `shaders/shared/convolution_layer.wgsl` declares it.
+    Conv1Layer,
+    Conv2Layer,
+    /// As `shaders/shared/dense_layer.wgsl` declares it.
+    Fc1Layer,
+    Fc2Layer,
+    Fc3Layer,
     /// (training and test images, 28, 28) bytes.
     Pixels,
     /// (training and test images) u32.
@@ -113,10 +133,15 @@ pub enum BufferId {
 }
 
 impl BufferId {
-    pub const ALL: [BufferId; 21] = [
+    pub const ALL: [BufferId; 26] = [
         BufferId::Submission,
         BufferId::Parameters,
         BufferId::ConvolutionWeights,
+        BufferId::Conv1Layer,
+        BufferId::Conv2Layer,
+        BufferId::Fc1Layer,
+        BufferId::Fc2Layer,
+        BufferId::Fc3Layer,
         BufferId::Pixels,
         BufferId::Labels,
         BufferId::Samples,
@@ -147,6 +172,8 @@ impl BufferId {
         match self {
             BufferId::Submission => size_of::<Submission>() / 4,
             BufferId::ConvolutionWeights => 4 * CONVOLUTION_WEIGHT_VECTORS,
+            BufferId::Conv1Layer | BufferId::Conv2Layer => CONVOLUTION_LAYER_WORDS,
+            BufferId::Fc1Layer | BufferId::Fc2Layer | BufferId::Fc3Layer => DENSE_LAYER_WORDS,
             BufferId::Pixels => images * IMAGE_PIXELS / 4,
             BufferId::Labels => images,
             BufferId::Samples => tiles * TILE_SAMPLES,
@@ -170,7 +197,7 @@ impl BufferId {
             BufferId::Fc2 | BufferId::DFc2 => FC2.outputs,
             BufferId::Logits | BufferId::DLogits => LOGIT_ROWS,
             BufferId::DConv2 => {
-                let [rows, columns] = CONV2_MARGINS.map(|margin| CONV2.out_side() + 2 * margin);
+                let [rows, columns] = margins(&CONV2).map(|margin| CONV2.out_side() + 2 * margin);
                 CONV2.out_channels * rows * columns
             }
             BufferId::DConv1 => CONV1.out_channels * CONV1.out_side().pow(2),
@@ -180,16 +207,20 @@ impl BufferId {
     }
 
     /// Whether the buffer's size depends on the submission's.
-    pub fn grows(self) -> bool {
-        !matches!(
-            self,
-            BufferId::Submission
-                | BufferId::Parameters
-                | BufferId::ConvolutionWeights
-                | BufferId::Pixels
-                | BufferId::Labels
-                | BufferId::Words
-        )
+    pub fn grows(self, model: ModelKind) -> bool {
+        self.words(model, 0, 64) != self.words(model, 0, 1)
+    }
+
+    /// The words of a buffer that never changes.
+    pub fn constant(self) -> Option<Vec<u32>> {
+        match self {
+            BufferId::Conv1Layer => Some(convolution_layer(&CONV1).to_vec()),
+            BufferId::Conv2Layer => Some(convolution_layer(&CONV2).to_vec()),
+            BufferId::Fc1Layer => Some(dense_layer(&FC1).to_vec()),
+            BufferId::Fc2Layer => Some(dense_layer(&FC2).to_vec()),
+            BufferId::Fc3Layer => Some(dense_layer(&FC3).to_vec()),
+            _ => None,
+        }
     }
 }
 
@@ -227,9 +258,9 @@ impl Grid {
 pub const FORWARD_STAGES: usize = 6;
 
 /// The stages of a step in their order; the first [`FORWARD_STAGES`] give the logits.
-pub fn stages(model: ModelKind, sums: Sums, reads: Reads) -> Vec<Stage> {
+pub fn stages(model: ModelKind, sums: Sums, tuning: Tuning) -> Vec<Stage> {
     use BufferId::{Conv1, Conv2, DFc1, DFc2, DLogits, Fc1, Fc2, Images};
-    let table = Table::new(model, sums, reads);
+    let table = Table::new(model, sums, tuning);
     vec![
         table.gather_images(),
         table.convolution_forward("conv1 forward", &CONV1, Images, Conv1),
@@ -257,11 +288,11 @@ struct Table {
     /// The variable of what the pooling keeps.
     kept: &'static str,
     exact: f64,
-    reads: Reads,
+    tuning: Tuning,
 }
 
 impl Table {
-    fn new(model: ModelKind, sums: Sums, reads: Reads) -> Table {
+    fn new(model: ModelKind, sums: Sums, tuning: Tuning) -> Table {
         let (pooling, kept) = match model.pooling() {
             Pooling::Max => (&shader::MAX_POOL, "winners"),
             Pooling::Average => (&shader::AVERAGE_POOL, "windows"),
@@ -274,14 +305,14 @@ impl Table {
             pooling,
             kept,
             exact: f64::from(u8::from(sums == Sums::Exact)),
-            reads,
+            tuning,
         }
     }
 
     fn gather_images(&self) -> Stage {
         Stage {
+            label: "gather images",
             kernel: self.kernel(
-                "gather images",
                 &shader::GATHER_IMAGES,
                 &[],
                 vec![("LANES", f64::from(PLACE_LANES))],
@@ -303,25 +334,23 @@ impl Table {
         input: BufferId,
         output: BufferId,
     ) -> Stage {
-        let (_, bias) = tensors_of(layer.name);
-        let places = layer.pooled_side().pow(2) as u32;
+        let shared = [
+            &shader::CONVOLUTION_LAYER,
+            &shader::CONVOLUTION_WEIGHTS,
+            &shader::WINDOW,
+            self.pooling,
+            self.activation,
+        ];
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::CONVOLUTION_FORWARD,
-                &[&shader::CONVOLUTION_WEIGHTS, &shader::WINDOW, self.pooling, self.activation],
-                vec![
-                    ("IN_CHANNELS", layer.in_channels as f64),
-                    ("IN_SIDE", padded_side(layer) as f64),
-                    ("OUT_CHANNELS", layer.out_channels as f64),
-                    ("POOLED_SIDE", layer.pooled_side() as f64),
-                    ("WEIGHT", forward_weights(layer) as f64),
-                    ("BIAS", bias.offset as f64),
-                    ("LANES", f64::from(PLACE_LANES)),
-                ],
+                &shared,
+                vec![("LANES", f64::from(PLACE_LANES))],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("weights", BufferId::ConvolutionWeights),
                 ("bias", BufferId::Parameters),
                 ("input_source", input),
@@ -330,7 +359,7 @@ impl Table {
             ],
             grid: Grid::Places {
                 lanes: PLACE_LANES,
-                places,
+                places: layer.pooled_side().pow(2) as u32,
                 y: layer.out_channels.div_ceil(FORWARD_CHANNELS) as u32,
             },
         }
@@ -343,22 +372,16 @@ impl Table {
         input: BufferId,
         output: BufferId,
     ) -> Stage {
-        let (weight, bias) = tensors_of(layer.name);
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::DENSE_FORWARD,
-                &[self.activation],
-                vec![
-                    ("INPUTS", layer.inputs as f64),
-                    ("OUTPUTS", layer.outputs as f64),
-                    ("WEIGHT", in_vec4(weight.offset)),
-                    ("BIAS", in_vec4(bias.offset)),
-                    ("LANES", f64::from(QUAD_LANES)),
-                ],
+                &[&shader::DENSE_LAYER, self.activation],
+                vec![("LANES", f64::from(QUAD_LANES))],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("parameters_source", BufferId::Parameters),
                 ("input_source", input),
                 ("output", output),
@@ -370,14 +393,14 @@ impl Table {
     fn loss_head(&self) -> Stage {
         let statistics = bucket_words(&DENSE_BUCKET) + DENSE_BUCKET.parameter_range().len();
         Stage {
+            label: "loss head",
             kernel: self.kernel(
-                "loss head",
                 &shader::LOSS_HEAD,
                 &[&shader::SUMS],
                 vec![
                     ("INPUTS", FC3.inputs as f64),
-                    ("WEIGHT", in_vec4(FC3_WEIGHT.offset)),
-                    ("BIAS", in_vec4(FC3_BIAS.offset)),
+                    ("WEIGHT", f64::from(in_vec4(FC3_WEIGHT.offset))),
+                    ("BIAS", f64::from(in_vec4(FC3_BIAS.offset))),
                     ("LOSS", statistics as f64),
                     ("RIGHT", (statistics + 1) as f64),
                     ("SAMPLES", (statistics + 2) as f64),
@@ -407,28 +430,16 @@ impl Table {
         input: BufferId,
         d_output: BufferId,
     ) -> Stage {
-        let (weight, bias) = tensors_of(layer.name);
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::DENSE_BACKWARD_WEIGHTS,
-                &[&shader::SUMS],
-                vec![
-                    ("INPUTS", layer.inputs as f64),
-                    ("OUTPUTS", layer.outputs as f64),
-                    ("ROWS", layer.outputs.next_multiple_of(4) as f64),
-                    ("WEIGHT_SUM", sum_word(weight) as f64),
-                    ("BIAS_SUM", sum_word(bias) as f64),
-                    ("WEIGHT_MAXIMUM", maximum_word(scale_of(weight)) as f64),
-                    ("BIAS_MAXIMUM", maximum_word(scale_of(bias)) as f64),
-                    ("WEIGHT_SCALE", scale_of(weight) as f64),
-                    ("BIAS_SCALE", scale_of(bias) as f64),
-                    ("LANES", f64::from(PARAMETER_LANES)),
-                    ("EXACT", self.exact),
-                ],
+                &[&shader::DENSE_LAYER, &shader::SUMS],
+                vec![("LANES", f64::from(PARAMETER_LANES)), ("EXACT", self.exact)],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("input_source", input),
                 ("d_output_source", d_output),
                 ("words", BufferId::Words),
@@ -449,19 +460,14 @@ impl Table {
         d_output: BufferId,
         input: BufferId,
     ) -> Stage {
-        let (weight, _) = tensors_of(layer.name);
-        let mut constants = vec![
-            ("INPUTS", layer.inputs as f64),
-            ("ROWS", layer.outputs.next_multiple_of(4) as f64),
-            ("WEIGHT", in_vec4(weight.offset)),
-            ("LANES", f64::from(QUAD_LANES)),
-        ];
+        let mut shared = vec![&shader::DENSE_LAYER, self.activation];
+        let mut constants = vec![("LANES", f64::from(QUAD_LANES))];
         let mut buffers = vec![
             ("submission", BufferId::Submission),
+            ("layer", layer_buffer(layer.name)),
             ("parameters_source", BufferId::Parameters),
             ("d_output_source", d_output),
         ];
-        let mut shared = vec![self.activation];
         match input {
             BufferId::Conv2 => {
                 self.emit_through_pooling(&CONV2, &mut shared, &mut constants, &mut buffers);
@@ -470,12 +476,12 @@ impl Table {
                 let d_linear =
                     if activations == BufferId::Fc2 { BufferId::DFc2 } else { BufferId::DFc1 };
                 shared.push(&shader::EMIT_THROUGH_ACTIVATION);
-                constants.push(("FEATURES", layer.inputs as f64));
                 buffers.extend([("activations", activations), ("d_linear", d_linear)]);
             }
         }
         Stage {
-            kernel: self.kernel(label, &shader::DENSE_BACKWARD_INPUT, &shared, constants),
+            label,
+            kernel: self.kernel(&shader::DENSE_BACKWARD_INPUT, &shared, constants),
             buffers,
             grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: layer.inputs as u32 / 4 },
         }
@@ -483,6 +489,7 @@ impl Table {
 
     fn convolution_backward_input(&self) -> Stage {
         let layer = &CONV2;
+        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation];
         let mut constants = vec![
             ("IN_CHANNELS", layer.in_channels as f64),
             ("IN_SIDE", layer.in_side as f64),
@@ -496,15 +503,10 @@ impl Table {
             ("weights", BufferId::ConvolutionWeights),
             ("d_output_source", BufferId::DConv2),
         ];
-        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation];
         self.emit_through_pooling(&CONV1, &mut shared, &mut constants, &mut buffers);
         Stage {
-            kernel: self.kernel(
-                "conv2 d input",
-                &shader::CONVOLUTION_BACKWARD_INPUT,
-                &shared,
-                constants,
-            ),
+            label: "conv2 d input",
+            kernel: self.kernel(&shader::CONVOLUTION_BACKWARD_INPUT, &shared, constants),
             buffers,
             grid: Grid::Places {
                 lanes: PLACE_LANES,
@@ -520,32 +522,22 @@ impl Table {
         layer: &Convolution,
         input: BufferId,
     ) -> Stage {
-        let (weight, bias) = tensors_of(layer.name);
-        let (d_output, [row_margin, column_margin]) = d_convolved(layer);
-        let row_lanes = if *layer == CONV1 { CONV1_ROW_LANES } else { CONV2_ROW_LANES };
         let channel_groups = layer.out_channels.div_ceil(FORWARD_CHANNELS);
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::CONVOLUTION_BACKWARD_WEIGHTS,
-                &[],
+                &[&shader::CONVOLUTION_LAYER],
                 vec![
-                    ("IN_CHANNELS", layer.in_channels as f64),
-                    ("IN_SIDE", padded_side(layer) as f64),
-                    ("OUT_CHANNELS", layer.out_channels as f64),
-                    ("OUT_SIDE", layer.out_side() as f64),
-                    ("ROW_MARGIN", row_margin as f64),
-                    ("COLUMN_MARGIN", column_margin as f64),
-                    ("WEIGHT", weight.offset as f64),
-                    ("BIAS", bias.offset as f64),
                     ("PARTIALS", CONVOLUTION_BUCKET.parameter_range().len() as f64),
-                    ("ROW_LANES", f64::from(row_lanes)),
+                    ("ROW_LANES", f64::from(self.tuning.row_lanes)),
                 ],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("input_source", input),
-                ("d_output_source", d_output),
+                ("d_output_source", d_convolved(layer)),
                 ("partials", BufferId::Partials),
             ],
             grid: Grid::Tiles { x: (layer.in_channels * channel_groups) as u32 },
@@ -555,8 +547,8 @@ impl Table {
     fn quantize(&self) -> Stage {
         let partials = CONVOLUTION_BUCKET.parameter_range().len();
         Stage {
+            label: "convolution sums",
             kernel: self.kernel(
-                "convolution sums",
                 &shader::QUANTIZE,
                 &[&shader::SUMS],
                 vec![
@@ -581,12 +573,11 @@ impl Table {
 
     fn kernel(
         &self,
-        label: &'static str,
         source: &'static Source,
         shared: &[&'static Source],
         constants: Vec<(&'static str, f64)>,
     ) -> Kernel {
-        Kernel { label, source, shared: shared.to_vec(), constants, reads: self.reads }
+        Kernel { source, shared: shared.to_vec(), constants, reads: self.tuning.reads }
     }
 
     /// Appends what carries a gradient through the pooling of `layer`.
@@ -597,15 +588,15 @@ impl Table {
         constants: &mut Vec<(&'static str, f64)>,
         buffers: &mut Vec<(&'static str, BufferId)>,
     ) {
-        let (d_convolved, [row_margin, column_margin]) = d_convolved(layer);
+        let [rows, columns] = margins(layer);
         shared.extend([&shader::WINDOW, self.pooling, &shader::EMIT_THROUGH_POOLING]);
         constants.extend([
             ("CHANNELS", layer.out_channels as f64),
             ("PLANE_SIDE", layer.out_side() as f64),
-            ("ROW_MARGIN", row_margin as f64),
-            ("COLUMN_MARGIN", column_margin as f64),
+            ("ROW_MARGIN", rows as f64),
+            ("COLUMN_MARGIN", columns as f64),
         ]);
-        buffers.extend([(self.kept, pooling_of(layer)), ("d_convolved", d_convolved)]);
+        buffers.extend([(self.kept, pooling_of(layer)), ("d_convolved", d_convolved(layer))]);
     }
 }
 
@@ -613,13 +604,66 @@ fn pooling_of(layer: &Convolution) -> BufferId {
     if *layer == CONV1 { BufferId::Conv1Pooling } else { BufferId::Conv2Pooling }
 }
 
-/// The gradient of a convolution's output and its margins.
-fn d_convolved(layer: &Convolution) -> (BufferId, [usize; 2]) {
-    if *layer == CONV1 {
-        (BufferId::DConv1, CONV1_MARGINS)
-    } else {
-        (BufferId::DConv2, CONV2_MARGINS)
+/// The gradient of a convolution's output.
+fn d_convolved(layer: &Convolution) -> BufferId {
+    if *layer == CONV1 { BufferId::DConv1 } else { BufferId::DConv2 }
+}
+
+/// Zeros around that gradient, so that its readers need not check borders: rows above and below,
+/// columns before and behind. Only conv2's is read beyond its border.
+fn margins(layer: &Convolution) -> [usize; 2] {
+    if *layer == CONV1 { [0, 0] } else { [1, layer.kernel_side - 1] }
+}
+
+fn layer_buffer(layer: &str) -> BufferId {
+    match layer {
+        "conv1" => BufferId::Conv1Layer,
+        "conv2" => BufferId::Conv2Layer,
+        "fc1" => BufferId::Fc1Layer,
+        "fc2" => BufferId::Fc2Layer,
+        _ => BufferId::Fc3Layer,
     }
+}
+
+const CONVOLUTION_LAYER_WORDS: usize = 9;
+
+/// The fields of `shaders/shared/convolution_layer.wgsl`.
+fn convolution_layer(layer: &Convolution) -> [u32; CONVOLUTION_LAYER_WORDS] {
+    let (weight, bias) = tensors_of(layer.name);
+    let [row_margin, column_margin] = margins(layer);
+    [
+        layer.in_channels,
+        padded_side(layer),
+        layer.out_channels,
+        layer.out_side(),
+        row_margin,
+        column_margin,
+        forward_weights(layer),
+        weight.offset,
+        bias.offset,
+    ]
+    .map(|field| field as u32)
+}
+
+const DENSE_LAYER_WORDS: usize = 11;
+
+/// The fields of `shaders/shared/dense_layer.wgsl`.
+fn dense_layer(layer: &Dense) -> [u32; DENSE_LAYER_WORDS] {
+    let (weight, bias) = tensors_of(layer.name);
+    let (weight_scale, bias_scale) = (scale_of(weight), scale_of(bias));
+    [
+        layer.inputs as u32,
+        layer.outputs as u32,
+        layer.outputs.next_multiple_of(4) as u32,
+        in_vec4(weight.offset),
+        in_vec4(bias.offset),
+        sum_word(weight) as u32,
+        sum_word(bias) as u32,
+        maximum_word(weight_scale) as u32,
+        maximum_word(bias_scale) as u32,
+        weight_scale as u32,
+        bias_scale as u32,
+    ]
 }
 
 fn padded_side(layer: &Convolution) -> usize {
@@ -638,9 +682,9 @@ fn tensors_of(layer: &str) -> (&'static TensorSpec, &'static TensorSpec) {
 }
 
 /// A place in the parameters for a kernel that reads them as vec4.
-fn in_vec4(offset: usize) -> f64 {
+fn in_vec4(offset: usize) -> u32 {
     debug_assert_eq!(offset % 4, 0);
-    (offset / 4) as f64
+    offset as u32 / 4
 }
 
 /// A tensor's index in `TENSORS`.
