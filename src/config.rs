@@ -76,6 +76,8 @@ pub enum Kernels {
     Auto,
     /// Looped, workgroup-tiled shaders within WebGPU's default limits.
     Portable,
+    /// Shaders for adapters that compute on the CPU: a lane is a sample.
+    Lane,
     /// The same arithmetic in plain Rust, without a GPU.
     Reference,
 }
@@ -168,7 +170,11 @@ fn not_negative(flag: &'static str, value: f32) -> Result<(), ConfigError> {
     if value.is_finite() && value >= 0.0 {
         return Ok(());
     }
-    Err(ConfigError::Range { flag, value: value.to_string(), expected: "a finite number, 0 or more" })
+    Err(ConfigError::Range {
+        flag,
+        value: value.to_string(),
+        expected: "a finite number, 0 or more",
+    })
 }
 
 impl Default for RunConfig {

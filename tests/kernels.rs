@@ -26,7 +26,7 @@ fn dataset(train: usize, test: usize) -> Dataset {
 fn whole_step() {
     for model in ModelKind::ALL {
         let data = Arc::new(dataset(200, 40));
-        let mut engine = Engine::open(EngineSettings { adapter: std::env::var("ADAPTER").unwrap_or("best".into()).parse().unwrap(), kernels: Kernels::Portable, model, dataset: data.clone(), samples_per_step: 128, sums: Sums::Exact }, &mut |d, t| eprint!("{d}/{t} ")).unwrap();
+        let mut engine = Engine::open(EngineSettings { adapter: std::env::var("ADAPTER").unwrap_or("best".into()).parse().unwrap(), kernels: Kernels::Portable, model, dataset: data.clone(), samples_per_step: 128, cores: 1, sums: Sums::Exact }, &mut |d, t| eprint!("{d}/{t} ")).unwrap();
         let mut reference = ReferenceEngine::new(model, data.clone());
         let parameters = initial::initial_parameters(3);
         for n in [1usize, 5, 16, 17, 33, 100] {

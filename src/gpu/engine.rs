@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::GpuError;
-use super::device::{AdapterChoice, AdapterReport};
+use super::device::{AdapterChoice, AdapterKind, AdapterReport, Gpu};
+use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
 use crate::config::Kernels;
 use crate::data::dataset::Dataset;
@@ -21,6 +22,8 @@ pub struct EngineSettings {
     pub dataset: Arc<Dataset>,
     /// Samples of a step that memory is reserved for; a larger step makes the buffers grow.
     pub samples_per_step: usize,
+    /// Cores that the lane set computes on: a device for each. Other sets take no notice.
+    pub cores: usize,
     pub sums: Sums,
 }
 
@@ -95,11 +98,18 @@ impl Engine {
     ) -> Result<Engine, GpuError> {
         let train_samples = settings.dataset.train.labels.len();
         let test_samples = settings.dataset.test.labels.len();
-        let set: Box<dyn KernelSet> = match settings.kernels {
-            Kernels::Auto | Kernels::Portable => Box::new(PortableSet::open(&settings, progress)?),
-            Kernels::Reference => {
-                return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
-            }
+        if settings.kernels == Kernels::Reference {
+            return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
+        }
+        let gpu = Gpu::open(&settings.adapter, lane::FEATURES)?;
+        let lanes = match settings.kernels {
+            Kernels::Auto => gpu.report().kind == AdapterKind::Software,
+            kernels => kernels == Kernels::Lane,
+        };
+        let set: Box<dyn KernelSet> = if lanes {
+            Box::new(LaneSet::open(gpu, &settings, progress)?)
+        } else {
+            Box::new(PortableSet::open(gpu, &settings, progress)?)
         };
         Ok(Engine { set, train_samples, test_samples, step: Step::None })
     }

@@ -2,10 +2,11 @@
 
 pub mod device;
 pub mod engine;
+mod lane;
 pub mod portable;
 pub mod shader;
 
-pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, list_adapters};
+pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, adapters_for, list_adapters};
 pub use engine::{Engine, EngineSettings, Sums};
 
 /// A GPU's failure.

@@ -56,10 +56,10 @@ pub(super) struct PortableSet {
 
 impl PortableSet {
     pub(super) fn open(
+        gpu: Gpu,
         settings: &EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<PortableSet, GpuError> {
-        let gpu = Gpu::open(&settings.adapter, wgpu::Features::empty())?;
         let dataset = &*settings.dataset;
         let images = dataset.train.labels.len() + dataset.test.labels.len();
         check_dataset_size(&gpu, dataset, images)?;

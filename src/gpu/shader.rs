@@ -171,8 +171,7 @@ const fn read_write(index: u32, name: &'static str) -> Binding {
 }
 
 // As `shared/reads_*.wgsl` declare them; a kernel names those that it reads.
-const PARAMETERS: Binding =
-    Binding { index: 1, name: "parameters_source", access: Access::Source };
+const PARAMETERS: Binding = Binding { index: 1, name: "parameters_source", access: Access::Source };
 const INPUT: Binding = Binding { index: 2, name: "input_source", access: Access::Source };
 const D_OUTPUT: Binding = Binding { index: 3, name: "d_output_source", access: Access::Source };
 
@@ -215,21 +214,12 @@ pub static LOSS_HEAD: Source = source!(
         read_write(7, "d_logits"),
     ]
 );
-pub static DENSE_BACKWARD_INPUT: Source = source!(
-    "dense_backward_input.wgsl",
-    Some("dense_backward_input"),
-    &[PARAMETERS, D_OUTPUT]
-);
-pub static DENSE_BACKWARD_WEIGHTS: Source = source!(
-    "dense_backward_weights.wgsl",
-    Some("dense_backward_weights"),
-    &[INPUT, D_OUTPUT]
-);
-pub static CONVOLUTION_BACKWARD_INPUT: Source = source!(
-    "convolution_backward_input.wgsl",
-    Some("convolution_backward_input"),
-    &[D_OUTPUT]
-);
+pub static DENSE_BACKWARD_INPUT: Source =
+    source!("dense_backward_input.wgsl", Some("dense_backward_input"), &[PARAMETERS, D_OUTPUT]);
+pub static DENSE_BACKWARD_WEIGHTS: Source =
+    source!("dense_backward_weights.wgsl", Some("dense_backward_weights"), &[INPUT, D_OUTPUT]);
+pub static CONVOLUTION_BACKWARD_INPUT: Source =
+    source!("convolution_backward_input.wgsl", Some("convolution_backward_input"), &[D_OUTPUT]);
 pub static CONVOLUTION_BACKWARD_WEIGHTS: Source = source!(
     "convolution_backward_weights.wgsl",
     Some("convolution_backward_weights"),

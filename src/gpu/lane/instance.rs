@@ -1,0 +1,521 @@
+//! One device of the lane set: its kernels and the commands of a step.
+
+use std::ops::Range;
+
+use super::kernels::{Kernel, Sources};
+use super::layout::{
+    CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA_FIRST, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
+    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
+};
+use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
+use crate::gpu::GpuError;
+use crate::gpu::device::Gpu;
+use crate::model::layout::SCALE_COUNT;
+use crate::numerics::fixed_point::FixedPoint;
+
+/// A lane without a sample.
+const NO_SAMPLE: u32 = u32::MAX;
+
+/// The words that a dense submission leaves, in vectors of four: sums, maxima, statistics.
+pub(super) struct DenseResult<'a> {
+    pub sums: &'a [[u32; 4]],
+    pub maxima: &'a [u32],
+    /// Of each sample: loss in fixed point, right, bits of |loss|, 1.
+    pub statistics: &'a [[u32; 4]],
+}
+
+/// A kernel bound to what it reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Conv1Forward,
+    Conv2Forward,
+    Dense1Forward,
+    Dense2Forward,
+    Head,
+    Dense3BackwardInput,
+    Dense2BackwardInput,
+    Dense1BackwardInput,
+    Dense3BackwardWeights,
+    Dense2BackwardWeights,
+    Dense1BackwardWeights,
+    Conv2BackwardInput,
+    Conv2BackwardWeights,
+    Conv1BackwardWeights,
+    Conv2SumTiles,
+    Conv1SumTiles,
+}
+
+impl Stage {
+    const COUNT: usize = Stage::Conv1SumTiles as usize + 1;
+
+    /// The stages of a kernel.
+    const fn of(kernel: Kernel) -> &'static [Stage] {
+        match kernel {
+            Kernel::Conv1Forward => &[Stage::Conv1Forward],
+            Kernel::Conv2Forward => &[Stage::Conv2Forward],
+            Kernel::DenseForward => &[Stage::Dense1Forward, Stage::Dense2Forward],
+            Kernel::Head => &[Stage::Head],
+            Kernel::DenseBackwardInput => &[
+                Stage::Dense1BackwardInput,
+                Stage::Dense2BackwardInput,
+                Stage::Dense3BackwardInput,
+            ],
+            Kernel::DenseBackwardWeights => &[
+                Stage::Dense1BackwardWeights,
+                Stage::Dense2BackwardWeights,
+                Stage::Dense3BackwardWeights,
+            ],
+            Kernel::Conv2BackwardInput => &[Stage::Conv2BackwardInput],
+            Kernel::Conv2BackwardWeights => &[Stage::Conv2BackwardWeights],
+            Kernel::Conv1BackwardWeights => &[Stage::Conv1BackwardWeights],
+            Kernel::Conv2SumTiles => &[Stage::Conv2SumTiles],
+            Kernel::Conv1SumTiles => &[Stage::Conv1SumTiles],
+        }
+    }
+
+    /// Workgroups for so many tiles.
+    fn groups(self, tiles: u32) -> (u32, u32) {
+        let dense_tiles = tiles.div_ceil(DENSE_TILES as u32);
+        let weights = |shape: &DenseShape| {
+            let [inputs, outputs] = shape.weight_groups();
+            (inputs as u32, outputs as u32)
+        };
+        match self {
+            Stage::Conv1Forward => (49, tiles),
+            Stage::Conv2Forward => (20, tiles),
+            Stage::Dense1Forward => (DENSE1.forward_groups() as u32, dense_tiles),
+            Stage::Dense2Forward => (DENSE2.forward_groups() as u32, dense_tiles),
+            Stage::Head => (tiles, 1),
+            Stage::Dense1BackwardInput => (DENSE1.backward_groups() as u32, dense_tiles),
+            Stage::Dense2BackwardInput => (DENSE2.backward_groups() as u32, dense_tiles),
+            Stage::Dense3BackwardInput => (DENSE3.backward_groups() as u32, dense_tiles),
+            Stage::Dense1BackwardWeights => weights(&DENSE1),
+            Stage::Dense2BackwardWeights => weights(&DENSE2),
+            Stage::Dense3BackwardWeights => weights(&DENSE3),
+            Stage::Conv2BackwardInput => (14, tiles),
+            Stage::Conv2BackwardWeights => (CONV2_UNITS as u32, tiles),
+            Stage::Conv1BackwardWeights => (CONV1_UNITS as u32, tiles),
+            Stage::Conv2SumTiles => ((CONV1_MAXIMA_FIRST / LANES) as u32, 1),
+            Stage::Conv1SumTiles => (((CONV_MAXIMA - CONV1_MAXIMA_FIRST) / LANES) as u32, 1),
+        }
+    }
+}
+
+struct BoundStage {
+    pipeline: wgpu::ComputePipeline,
+    bindings: wgpu::BindGroup,
+}
+
+pub(super) struct Instance {
+    gpu: Gpu,
+    fixed: Fixed,
+    room: Room,
+    /// By [`Stage`]; all are there once every kernel is compiled.
+    stages: [Option<BoundStage>; Stage::COUNT],
+    /// Samples of the submission and the tiles that they fill.
+    samples: usize,
+    tiles: u32,
+    sample_words: Vec<u32>,
+    train_samples: u32,
+    /// The submissions under way, by what they leave.
+    dense: Option<wgpu::SubmissionIndex>,
+    conv: Option<wgpu::SubmissionIndex>,
+    logits: Option<wgpu::SubmissionIndex>,
+}
+
+impl Instance {
+    /// A device with its resources; `train_samples` images of the training set come before the
+    /// test set's. Every kernel must be compiled before the first step.
+    pub fn new(gpu: Gpu, fixed: Fixed, room: Room, train_samples: u32) -> Instance {
+        Instance {
+            gpu,
+            fixed,
+            room,
+            stages: [const { None }; Stage::COUNT],
+            samples: 0,
+            tiles: 0,
+            sample_words: Vec::new(),
+            train_samples,
+            dense: None,
+            conv: None,
+            logits: None,
+        }
+    }
+
+    /// Makes a kernel's pipeline and runs one workgroup of it: only then does lavapipe compile it.
+    pub fn compile(&mut self, kernel: Kernel, sources: &Sources) -> Result<(), GpuError> {
+        let module = self.gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(kernel.name()),
+            source: wgpu::ShaderSource::Wgsl(sources.wgsl(kernel).into()),
+        });
+        let pipeline = self.gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(kernel.name()),
+            layout: None,
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        self.gpu.check()?;
+        for &stage in Stage::of(kernel) {
+            let bindings = self.bindings(stage, &pipeline);
+            self.stages[stage as usize] = Some(BoundStage { pipeline: pipeline.clone(), bindings });
+        }
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        self.dispatch(
+            &mut encoder.begin_compute_pass(&Default::default()),
+            Stage::of(kernel)[0],
+            (1, 1),
+        );
+        let submission = self.gpu.queue.submit([encoder.finish()]);
+        self.gpu.wait(Some(submission))
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Most tiles of a submission.
+    pub fn tiles_max(&self) -> u32 {
+        self.room.tiles
+    }
+
+    /// Submits forward and backward over training samples; at most [`Instance::tiles_max`] tiles.
+    pub fn begin(
+        &mut self,
+        texels: &[[f32; 4]],
+        samples: &[u32],
+        fixed_point: &FixedPoint,
+    ) -> Result<(), GpuError> {
+        let mut encoder = self.upload(texels, samples.iter().copied(), Some(fixed_point))?;
+        self.encode_forward(&mut encoder);
+        self.encode_dense_backward(&mut encoder);
+        self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
+        let bytes = dense_bytes(self.samples);
+        self.room.dense_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
+
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        self.encode_conv_backward(&mut encoder);
+        self.conv = Some(self.gpu.queue.submit([encoder.finish()]));
+        self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
+        self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        Ok(())
+    }
+
+    /// Submits the forward pass over test samples.
+    pub fn begin_logits(
+        &mut self,
+        texels: &[[f32; 4]],
+        samples: Range<u32>,
+    ) -> Result<(), GpuError> {
+        let first = self.train_samples;
+        let mut encoder = self.upload(texels, samples.map(|sample| first + sample), None)?;
+        self.encode_forward(&mut encoder);
+        let bytes = logits_bytes(self.tiles);
+        encoder.copy_buffer_to_buffer(&self.room.logits, 0, &self.room.logits_readback, 0, bytes);
+        self.logits = Some(self.gpu.queue.submit([encoder.finish()]));
+        self.room.logits_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
+        self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        Ok(())
+    }
+
+    /// Waits for the fully connected layers' sums, if any are under way, and hands them to `read`.
+    pub fn finish_dense(&mut self, read: impl FnOnce(DenseResult<'_>)) -> Result<(), GpuError> {
+        let Some(submission) = self.dense.take() else { return Ok(()) };
+        self.read(submission, &self.room.dense_readback, dense_bytes(self.samples), |words| {
+            let (sums, words) = words.split_at(DENSE_SUMS);
+            let (maxima, statistics) = words.split_at(DENSE_MAXIMA / 4);
+            read(DenseResult { sums, maxima: maxima.as_flattened(), statistics });
+        })
+    }
+
+    /// Waits for the convolutions' sums, if any are under way, and hands them, then their maxima,
+    /// to `read`.
+    pub fn finish_conv(&mut self, read: impl FnOnce(&[[u32; 4]], &[u32])) -> Result<(), GpuError> {
+        let Some(submission) = self.conv.take() else { return Ok(()) };
+        let readback = &self.fixed.conv_readback;
+        self.read(submission, readback, readback.size(), |words| {
+            let (sums, maxima) = words.split_at(CONV_SUMS);
+            read(sums, maxima.as_flattened());
+        })
+    }
+
+    /// Waits for the logits, if any are under way, and hands them to `read`: (tile, three quads,
+    /// lane), and the number of samples.
+    pub fn finish_logits(&mut self, read: impl FnOnce(&[[u32; 4]], usize)) -> Result<(), GpuError> {
+        let Some(submission) = self.logits.take() else { return Ok(()) };
+        let bytes = logits_bytes(self.tiles);
+        self.read(submission, &self.room.logits_readback, bytes, |quads| read(quads, self.samples))
+    }
+
+    /// Waits for a submission whose result is being mapped, and hands the result to `read`.
+    fn read(
+        &self,
+        submission: wgpu::SubmissionIndex,
+        readback: &wgpu::Buffer,
+        bytes: u64,
+        read: impl FnOnce(&[[u32; 4]]),
+    ) -> Result<(), GpuError> {
+        self.gpu.wait(Some(submission))?;
+        let view = readback.get_mapped_range(..bytes).map_err(|error| self.gpu.refused(error))?;
+        read(bytemuck::cast_slice(&view));
+        drop(view);
+        readback.unmap();
+        Ok(())
+    }
+
+    /// Begins the commands of a step with the copy of what changed: parameters, samples, scales.
+    fn upload(
+        &mut self,
+        texels: &[[f32; 4]],
+        samples: impl ExactSizeIterator<Item = u32>,
+        fixed_point: Option<&FixedPoint>,
+    ) -> Result<wgpu::CommandEncoder, GpuError> {
+        // A step that was begun but not finished still holds its buffers.
+        self.finish_dense(|_| {})?;
+        self.finish_conv(|_, _| {})?;
+        self.finish_logits(|_, _| {})?;
+
+        self.samples = samples.len();
+        self.tiles = self.samples.div_ceil(LANES) as u32;
+        assert!(self.tiles <= self.room.tiles, "the caller keeps to tiles_max");
+        // The fully connected kernels take several tiles at once: those behind the last are empty.
+        let lanes = (self.tiles as usize).next_multiple_of(DENSE_TILES) * LANES;
+        self.sample_words.clear();
+        self.sample_words.extend(samples);
+        self.sample_words.resize(lanes, NO_SAMPLE);
+        let scales: [[f32; 2]; SCALE_COUNT] = std::array::from_fn(|k| {
+            fixed_point.map_or([0.0; 2], |fixed| [fixed.factor(k), fixed.limits[k]])
+        });
+
+        let parts: [(&wgpu::Buffer, &[u8]); 3] = [
+            (&self.room.samples, bytemuck::cast_slice(&self.sample_words)),
+            (&self.fixed.scales, bytemuck::cast_slice(&scales)),
+            (&self.fixed.tiles, bytemuck::bytes_of(&self.tiles)),
+        ];
+        let upload = &self.room.upload;
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        let mut view = upload.get_mapped_range_mut(..).map_err(|error| self.gpu.refused(error))?;
+        let texels: &[u8] = bytemuck::cast_slice(texels);
+        view.slice(..texels.len()).copy_from_slice(texels);
+        let mut place = texels.len();
+        for (buffer, bytes) in parts {
+            view.slice(place..place + bytes.len()).copy_from_slice(bytes);
+            encoder.copy_buffer_to_buffer(upload, place as u64, buffer, 0, bytes.len() as u64);
+            place += bytes.len();
+        }
+        drop(view);
+        upload.unmap();
+        encoder.copy_buffer_to_texture(
+            wgpu::TexelCopyBufferInfo {
+                buffer: upload,
+                layout: wgpu::TexelCopyBufferLayout {
+                    offset: 0,
+                    bytes_per_row: Some(PARAMETER_COLUMNS as u32 * TEXEL_BYTES as u32),
+                    rows_per_image: None,
+                },
+            },
+            self.fixed.parameters.as_image_copy(),
+            self.fixed.parameters.size(),
+        );
+        Ok(encoder)
+    }
+
+    fn encode_forward(&self, encoder: &mut wgpu::CommandEncoder) {
+        let Room { pooled1, slopes1, pooled2, slopes2, hidden1, hidden2, .. } = &self.room;
+        let tiles = self.tiles;
+        self.run(encoder, &[Stage::Conv1Forward]);
+        pooled1.copy(encoder, tiles);
+        slopes1.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Conv2Forward]);
+        pooled2.copy(encoder, tiles);
+        slopes2.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Dense1Forward]);
+        hidden1.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Dense2Forward]);
+        hidden2.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Head]);
+    }
+
+    fn encode_dense_backward(&self, encoder: &mut wgpu::CommandEncoder) {
+        let Room { d_logits, d_hidden2, d_hidden1, statistics, dense_readback, .. } = &self.room;
+        let tiles = self.tiles;
+        d_logits.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Dense3BackwardInput, Stage::Dense3BackwardWeights]);
+        d_hidden2.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Dense2BackwardInput, Stage::Dense2BackwardWeights]);
+        d_hidden1.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Dense1BackwardWeights]);
+
+        let parts = [
+            (&self.fixed.dense_sums, DENSE_SUMS as u64 * TEXEL_BYTES),
+            (&self.fixed.dense_maxima, DENSE_MAXIMA as u64 * 4),
+            (statistics, statistics_bytes(self.samples)),
+        ];
+        gather(encoder, &parts, dense_readback);
+    }
+
+    fn encode_conv_backward(&self, encoder: &mut wgpu::CommandEncoder) {
+        let Room { d_pooled2, d_pooled1, partials2, partials1, .. } = &self.room;
+        let tiles = self.tiles;
+        self.run(encoder, &[Stage::Dense1BackwardInput]);
+        d_pooled2.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Conv2BackwardInput, Stage::Conv2BackwardWeights]);
+        d_pooled1.copy(encoder, tiles);
+        partials2.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Conv1BackwardWeights, Stage::Conv2SumTiles]);
+        partials1.copy(encoder, tiles);
+        self.run(encoder, &[Stage::Conv1SumTiles]);
+
+        let parts = [
+            (&self.fixed.conv_sums, CONV_SUMS as u64 * TEXEL_BYTES),
+            (&self.fixed.conv_maxima, CONV_MAXIMA as u64 * 4),
+        ];
+        gather(encoder, &parts, &self.fixed.conv_readback);
+    }
+
+    /// One pass: stages that do not depend on each other.
+    fn run(&self, encoder: &mut wgpu::CommandEncoder, stages: &[Stage]) {
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for &stage in stages {
+            self.dispatch(&mut pass, stage, stage.groups(self.tiles));
+        }
+    }
+
+    fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, stage: Stage, (x, y): (u32, u32)) {
+        let BoundStage { pipeline, bindings } =
+            self.stages[stage as usize].as_ref().expect("every kernel is compiled at the start");
+        pass.set_pipeline(pipeline);
+        pass.set_bind_group(0, bindings, &[]);
+        pass.dispatch_workgroups(x, y, 1);
+    }
+
+    /// The stage's resources, in the order of its bindings.
+    fn bindings(&self, stage: Stage, pipeline: &wgpu::ComputePipeline) -> wgpu::BindGroup {
+        let (fixed, room) = (&self.fixed, &self.room);
+        let buffer = wgpu::Buffer::as_entire_binding;
+        let parameters = wgpu::BindingResource::TextureView(&fixed.parameters_view);
+        let images = wgpu::BindingResource::TextureView(&fixed.images);
+        let samples = buffer(&room.samples);
+        let normalization = buffer(&fixed.normalization);
+        let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
+        let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
+        let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
+        let (conv_sums, conv_maxima) = (buffer(&fixed.conv_sums), buffer(&fixed.conv_maxima));
+        let resources = match stage {
+            Stage::Conv1Forward => vec![
+                samples,
+                images,
+                normalization,
+                parameters,
+                room.pooled1.written(),
+                room.slopes1.written(),
+            ],
+            Stage::Conv2Forward => vec![
+                parameters,
+                room.pooled1.read(),
+                room.pooled2.written(),
+                room.slopes2.written(),
+            ],
+            Stage::Dense1Forward => {
+                vec![parameters, dense1, room.pooled2.read(), room.hidden1.written()]
+            }
+            Stage::Dense2Forward => {
+                vec![parameters, dense2, room.hidden1.read(), room.hidden2.written()]
+            }
+            Stage::Head => vec![
+                samples,
+                buffer(&fixed.labels),
+                scales,
+                parameters,
+                dense3,
+                room.hidden2.read(),
+                buffer(&room.logits),
+                room.d_logits.written(),
+                buffer(&room.statistics),
+            ],
+            Stage::Dense3BackwardInput => vec![
+                parameters,
+                dense3,
+                room.hidden2.read(),
+                room.d_logits.read(),
+                room.d_hidden2.written(),
+            ],
+            Stage::Dense2BackwardInput => vec![
+                parameters,
+                dense2,
+                room.hidden1.read(),
+                room.d_hidden2.read(),
+                room.d_hidden1.written(),
+            ],
+            Stage::Dense1BackwardInput => vec![
+                parameters,
+                dense1,
+                room.pooled2.read(),
+                room.d_hidden1.read(),
+                room.d_pooled2.written(),
+            ],
+            Stage::Dense3BackwardWeights => {
+                let (inputs, d_outputs) = (room.hidden2.read(), room.d_logits.read());
+                vec![scales, dense3, tiles, inputs, d_outputs, dense_sums, dense_maxima]
+            }
+            Stage::Dense2BackwardWeights => {
+                let (inputs, d_outputs) = (room.hidden1.read(), room.d_hidden2.read());
+                vec![scales, dense2, tiles, inputs, d_outputs, dense_sums, dense_maxima]
+            }
+            Stage::Dense1BackwardWeights => {
+                let (inputs, d_outputs) = (room.pooled2.read(), room.d_hidden1.read());
+                vec![scales, dense1, tiles, inputs, d_outputs, dense_sums, dense_maxima]
+            }
+            Stage::Conv2BackwardInput => vec![
+                parameters,
+                room.d_pooled2.read(),
+                room.slopes2.read(),
+                room.d_pooled1.written(),
+            ],
+            Stage::Conv2BackwardWeights => vec![
+                room.pooled1.read(),
+                room.d_pooled2.read(),
+                room.slopes2.read(),
+                room.partials2.written(),
+            ],
+            Stage::Conv1BackwardWeights => vec![
+                samples,
+                images,
+                normalization,
+                room.d_pooled1.read(),
+                room.slopes1.read(),
+                room.partials1.written(),
+            ],
+            Stage::Conv2SumTiles => {
+                vec![scales, tiles, room.partials2.read(), conv_sums, conv_maxima]
+            }
+            Stage::Conv1SumTiles => {
+                vec![scales, tiles, room.partials1.read(), conv_sums, conv_maxima]
+            }
+        };
+        let entries: Vec<wgpu::BindGroupEntry<'_>> = resources
+            .into_iter()
+            .enumerate()
+            .map(|(i, resource)| wgpu::BindGroupEntry { binding: i as u32, resource })
+            .collect();
+        self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.get_bind_group_layout(0),
+            entries: &entries,
+        })
+    }
+}
+
+/// Copies buffers one behind the other.
+fn gather(
+    encoder: &mut wgpu::CommandEncoder,
+    parts: &[(&wgpu::Buffer, u64)],
+    target: &wgpu::Buffer,
+) {
+    let mut place = 0;
+    for &(buffer, bytes) in parts {
+        encoder.copy_buffer_to_buffer(buffer, 0, target, place, bytes);
+        place += bytes;
+    }
+}
