@@ -120,11 +120,18 @@ pub struct AdapterLimits {
     pub workgroup_invocations: u32,
 }
 
-/// The adapters present, best first: discrete, integrated, virtual, other, software; the same
-/// device behind several backends comes with the modern ones first.
+/// The adapters present, best first: discrete, integrated, virtual, other, software; behind them
+/// those of GL, which are mostly the same devices with fewer abilities.
 pub fn list_adapters() -> Vec<AdapterReport> {
-    let adapters = enumerate(wgpu::Backends::all());
-    adapters.iter().enumerate().map(|(index, adapter)| AdapterReport::new(index, adapter)).collect()
+    reports(&enumerate(wgpu::Backends::all()))
+}
+
+/// The adapters among which the choice can be made, with the indices of [`list_adapters`].
+///
+/// GL is started only where nothing else fits: it is slow to start, and on a machine without a
+/// display its libraries complain.
+pub fn adapters_for(choice: &AdapterChoice) -> Vec<AdapterReport> {
+    reports(&enumerate_for(choice))
 }
 
 /// The adapters among which local workers are spread, worker `i` on `i % len`: every device of the
@@ -265,13 +272,8 @@ impl Gpu {
         choice: &AdapterChoice,
         optional_features: wgpu::Features,
     ) -> Result<Gpu, GpuError> {
-        let adapters = enumerate(choice.backends());
-        let reports: Vec<AdapterReport> = adapters
-            .iter()
-            .enumerate()
-            .map(|(i, adapter)| AdapterReport::new(i, adapter))
-            .collect();
-        let report = choice.choose(&reports)?.clone();
+        let adapters = enumerate_for(choice);
+        let report = choice.choose(&reports(&adapters))?.clone();
         Gpu::open_adapter(&adapters[report.index], report, optional_features)
     }
 
@@ -369,6 +371,16 @@ impl Gpu {
 const NATIVE_BACKENDS: [wgpu::Backend; 4] =
     [wgpu::Backend::Vulkan, wgpu::Backend::Metal, wgpu::Backend::Dx12, wgpu::Backend::Gl];
 
+fn reports(adapters: &[wgpu::Adapter]) -> Vec<AdapterReport> {
+    adapters.iter().enumerate().map(|(index, adapter)| AdapterReport::new(index, adapter)).collect()
+}
+
+fn enumerate_for(choice: &AdapterChoice) -> Vec<wgpu::Adapter> {
+    let backends = choice.backends();
+    let modern = enumerate(backends - wgpu::Backends::GL);
+    if choice.choose(&reports(&modern)).is_ok() { modern } else { enumerate(backends) }
+}
+
 fn enumerate(backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends,
@@ -379,7 +391,7 @@ fn enumerate(backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
     adapters.sort_by_key(|adapter| {
         let info = adapter.get_info();
         let backend = NATIVE_BACKENDS.iter().position(|&b| b == info.backend);
-        (AdapterKind::from(info.device_type), backend)
+        (info.backend == wgpu::Backend::Gl, AdapterKind::from(info.device_type), backend)
     });
     adapters
 }

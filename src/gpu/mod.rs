@@ -6,9 +6,8 @@ mod lane;
 pub mod portable;
 pub mod shader;
 
-pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, list_adapters};
+pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, adapters_for, list_adapters};
 pub use engine::{Engine, EngineSettings, Sums};
-pub use lane::prepare_environment;
 
 /// A GPU's failure.
 #[derive(Clone, Debug, thiserror::Error)]

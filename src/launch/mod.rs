@@ -1,1 +1,69 @@
-//! Local worker processes.
+//! Starting workers: one in this process, several as child processes, or several as threads.
+
+pub mod adapters;
+pub mod driver_environment;
+pub mod local;
+pub mod pipe;
+pub mod threads;
+pub mod worker;
+
+use std::path::PathBuf;
+
+use crate::config::ConfigError;
+use crate::data::DataError;
+use crate::gpu::GpuError;
+use crate::net::NetError;
+use crate::net::identity::KeyError;
+use crate::train::TrainError;
+use crate::train::checkpoint::CheckpointError;
+use crate::train::run_folder::RunFolderError;
+
+/// Why a worker or a group of workers could not start or ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Net(#[from] NetError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    RunFolder(#[from] RunFolderError),
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error(
+        "--resume {path}: it was made with {made_with}, this run asks for {asked_for}; leave the \
+         flag out to go on as before, or start a new run",
+        path = path.display()
+    )]
+    ResumeDiffers { path: PathBuf, made_with: String, asked_for: String },
+    #[error("could not start a worker process: {0}; check that annulet may run itself")]
+    Spawn(std::io::Error),
+    #[error("could not bind a socket on {address}: {source}; choose another address")]
+    Bind { address: String, source: std::io::Error },
+    /// A worker process ended without success; its own message, and the code it asked for.
+    #[error("worker {rank}: {message}")]
+    Worker { rank: usize, message: String, exit_code: u8 },
+}
+
+impl LaunchError {
+    /// The program's exit code: 3 no adapter, 4 data, 5 lost peer, 1 anything else.
+    pub fn exit_code(&self) -> u8 {
+        use crate::train::collective::CollectiveError;
+        match self {
+            LaunchError::Config(_) | LaunchError::ResumeDiffers { .. } => 2,
+            LaunchError::Gpu(GpuError::NoAdapter { .. } | GpuError::NoSuchAdapter { .. }) => 3,
+            LaunchError::Data(_) => 4,
+            LaunchError::Net(_)
+            | LaunchError::Train(TrainError::Collective(CollectiveError::Net(_))) => 5,
+            LaunchError::Worker { exit_code, .. } => *exit_code,
+            _ => 1,
+        }
+    }
+}

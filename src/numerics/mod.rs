@@ -1,4 +1,5 @@
-//! Exact sums and the optimizer: what makes replicas agree to the bit.
+//! Exact sums, the optimizer and its learning rate: what makes replicas agree to the bit.
 
 pub mod fixed_point;
 pub mod optimizer;
+pub mod schedule;

@@ -26,4 +26,6 @@ pub mod images;
 pub mod loss;
 pub mod network;
 pub mod sums;
+#[cfg(test)]
+mod testing;
 mod vector;

@@ -125,7 +125,6 @@ impl<F: Float> Network<F> {
         let weights = |spec: &TensorSpec| &parameters[spec.range()];
         let activation = Some(self.model.activation());
         let Network { images, conv1, conv2, fc1, fc2, fc3, losses, right, d_parameters, .. } = self;
-        assert_eq!(labels.len(), losses.len(), "a label for each sample");
 
         loss_head(&fc3.output, labels, losses, right, &mut fc3.d_output);
 
@@ -193,4 +192,94 @@ fn gradients<'a, F>(
     bias: &TensorSpec,
 ) -> (&'a mut [F], &'a mut [F]) {
     d_parameters[weight.offset..bias.range().end].split_at_mut(weight.count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{H, TOLERANCE, inner, values};
+    use super::*;
+    use crate::model::TENSORS;
+    use crate::model::initial::initial_parameters;
+
+    /// A network that has seen a forward pass over these images, and the sum of its losses.
+    fn pass(
+        model: ModelKind,
+        parameters: &[f64],
+        images: &[f64],
+        labels: &[u8],
+    ) -> (Network<f64>, f64) {
+        let mut network = Network::new(model);
+        network.begin(labels.len()).copy_from_slice(images);
+        network.forward(parameters);
+        let loss = network.backward(parameters, labels).losses.iter().sum();
+        (network, loss)
+    }
+
+    /// Which piece of the piecewise smooth function was evaluated.
+    fn piece(network: &Network<f64>) -> Vec<bool> {
+        let Network { conv1, conv2, fc1, fc2, .. } = network;
+        [&conv1.slopes, &conv2.slopes, &fc1.output, &fc2.output]
+            .iter()
+            .flat_map(|values| values.iter().map(|&value| value > 0.0))
+            .collect()
+    }
+
+    /// Along a random direction through all elements of a tensor, and along a few single elements.
+    #[test]
+    fn backward_is_the_derivative() {
+        let labels = [2, 9, 0];
+        let images = values(5, labels.len() * IMAGE_PIXELS);
+        let parameters: Vec<f64> = initial_parameters(1).into_iter().map(f64::from).collect();
+        for model in ModelKind::ALL {
+            let (mut network, _) = pass(model, &parameters, &images, &labels);
+            let piece_here = piece(&network);
+            let d_parameters = network.backward(&parameters, &labels).d_parameters.to_vec();
+            for (k, tensor) in TENSORS.iter().enumerate() {
+                let mut directions = vec![values(k as u32, tensor.count)];
+                for i in (0..tensor.count).step_by(tensor.count.div_ceil(4)) {
+                    directions.push((0..tensor.count).map(|j| f64::from(i == j)).collect());
+                }
+                for (number, direction) in directions.iter().enumerate() {
+                    // The directions through all elements are long: the step is along a unit
+                    // vector.
+                    let length = inner(direction, direction).sqrt();
+                    let at = |distance: f64| {
+                        let mut moved = parameters.clone();
+                        for (p, d) in moved[tensor.range()].iter_mut().zip(direction) {
+                            *p += distance / length * d;
+                        }
+                        let (network, loss) = pass(model, &moved, &images, &labels);
+                        if model == ModelKind::LeNet5 {
+                            assert!(piece(&network) == piece_here, "no kink within a difference");
+                        }
+                        loss
+                    };
+                    let difference = (at(H) - at(-H)) / (2.0 * H);
+                    let derivative = inner(&d_parameters[tensor.range()], direction) / length;
+                    assert!(
+                        (difference - derivative).abs() <= TOLERANCE,
+                        "{} {}, direction {number}: {derivative}, by difference {difference}",
+                        model.name(),
+                        tensor.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_smaller_pass_after_a_larger_one_sees_nothing_of_it() {
+        let parameters = initial_parameters(1);
+        let images: Vec<f32> = values(5, 3 * IMAGE_PIXELS).iter().map(|&v| v as f32).collect();
+        let one = |network: &mut Network<f32>| {
+            network.begin(1).copy_from_slice(&images[..IMAGE_PIXELS]);
+            let logits = network.forward(&parameters).to_vec();
+            (logits, network.backward(&parameters, &[4]).d_parameters.to_vec())
+        };
+        let mut used = Network::new(ModelKind::LeNet5);
+        used.begin(3).copy_from_slice(&images);
+        used.forward(&parameters);
+        used.backward(&parameters, &[1, 2, 3]);
+        assert_eq!(one(&mut used), one(&mut Network::new(ModelKind::LeNet5)));
+    }
 }

@@ -5,7 +5,6 @@
 //! computing in one thread; the tiles of a step are split among them, and their integer sums are
 //! added. `shaders/lane/README.md` tells how the kernels are made and why.
 
-mod environment;
 mod instance;
 mod kernels;
 mod layout;
@@ -14,7 +13,6 @@ mod start;
 
 use std::ops::Range;
 
-pub use self::environment::prepare_environment;
 use self::instance::Instance;
 use self::layout::{
     CONV_MAXIMA, CONV_SUMS, DENSE_MAXIMA, DENSE_SUMS, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS,

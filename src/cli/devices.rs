@@ -1,0 +1,58 @@
+//! `annulet devices`: the adapters of this machine.
+
+use clap::Args;
+
+use crate::config::Kernels;
+use crate::gpu::{AdapterChoice, AdapterReport, list_adapters};
+
+use crate::launch::driver_environment::set_driver_environment;
+
+use super::CommandError;
+
+#[derive(Debug, Args)]
+pub struct DevicesArguments {
+    /// Print the list as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: DevicesArguments) -> Result<(), CommandError> {
+    // SAFETY: this command starts no thread of its own.
+    unsafe { set_driver_environment(Kernels::Auto, 1) };
+    let adapters = list_adapters();
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&adapters).expect("a report serializes"));
+        return Ok(());
+    }
+    // Without any adapter the choice says what was tried and what to install.
+    AdapterChoice::Best.choose(&adapters)?;
+    for adapter in &adapters {
+        print!("{}", describe(adapter));
+    }
+    Ok(())
+}
+
+fn describe(adapter: &AdapterReport) -> String {
+    let limits = &adapter.limits;
+    let mib = |bytes: u64| bytes >> 20;
+    let bus = if adapter.pci_bus.is_empty() { "" } else { " at " };
+    format!(
+        "{}  {}\n   {}, {}, driver {}, PCI {}{bus}{}\n   buffers up to {} MiB, bindings up to {} \
+         MiB, {} storage buffers a stage, workgroups of {} invocations and {} KiB, subgroups of {} \
+         to {}\n",
+        adapter.index,
+        adapter.name,
+        adapter.backend,
+        adapter.kind.name(),
+        adapter.driver,
+        adapter.pci_id,
+        adapter.pci_bus,
+        mib(limits.buffer_bytes),
+        mib(limits.storage_binding_bytes),
+        limits.storage_buffers,
+        limits.workgroup_invocations,
+        limits.workgroup_bytes >> 10,
+        adapter.subgroup_size_min,
+        adapter.subgroup_size_max,
+    )
+}

@@ -1,0 +1,58 @@
+//! What can go wrong with a command, and the exit code it leads to.
+
+use std::path::PathBuf;
+
+use crate::config::ConfigError;
+use crate::data::DataError;
+use crate::gpu::GpuError;
+use crate::launch::LaunchError;
+use crate::net::NetError;
+use crate::net::identity::KeyError;
+use crate::train::TrainError;
+use crate::train::checkpoint::CheckpointError;
+
+/// A command's failure; its text names the flag, file or peer and the next thing to do.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error("{0}")]
+    Usage(String),
+    #[error("--config {path}: {reason}", path = path.display())]
+    ConfigFile { path: PathBuf, reason: String },
+    #[error("{path}: {source}; check the path", path = path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("could not write the result: {0}")]
+    Output(std::io::Error),
+    #[error("interrupted after step {step}; go on with --resume {folder}", folder = folder.display())]
+    Interrupted { step: u64, folder: PathBuf },
+    #[error("interrupted before the run was over")]
+    Aborted,
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+}
+
+impl CommandError {
+    /// 1 failed, 2 usage, 3 no adapter, 4 data, 5 lost quorum or peer, 130 interrupted.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            CommandError::Usage(_) | CommandError::ConfigFile { .. } | CommandError::Config(_) => 2,
+            CommandError::Read { .. } | CommandError::Output(_) => 1,
+            CommandError::Interrupted { .. } | CommandError::Aborted => 130,
+            CommandError::Launch(error) => error.exit_code(),
+        }
+    }
+}
+
+/// The errors of the layers below keep their exit codes by way of [`LaunchError`].
+macro_rules! through_launch_error {
+    ($($error:ty),*) => {
+        $(impl From<$error> for CommandError {
+            fn from(error: $error) -> Self {
+                CommandError::Launch(error.into())
+            }
+        })*
+    };
+}
+
+through_launch_error!(DataError, GpuError, NetError, KeyError, TrainError, CheckpointError);

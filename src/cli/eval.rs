@@ -1,0 +1,102 @@
+//! `annulet eval`: a checkpoint's accuracy, class by class.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::config::Kernels;
+use crate::data::class_names::class_name;
+use crate::launch::worker::DataPlan;
+use crate::model::layers::CLASSES;
+use crate::train::evaluate::{for_each_answer, predicted_class};
+
+use super::CommandError;
+use super::model_engine::{forward_engine, model};
+
+#[derive(Debug, Args)]
+pub struct EvalArguments {
+    /// A checkpoint, a model file, or a run folder
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
+    /// Data set [default: the one it was trained on]
+    #[arg(long, env = "ANNULET_DATASET", value_name = "DIR|NAME")]
+    dataset: Option<String>,
+    /// Take the first N test samples
+    #[arg(long, value_name = "N")]
+    test_limit: Option<usize>,
+    /// Adapter: index, part of the name, or PCI id [default: the best]
+    #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
+    adapter: Option<String>,
+    /// Kernel set
+    #[arg(long, value_enum, default_value_t)]
+    kernels: Kernels,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct EvalResult {
+    accuracy: f64,
+    correct: u64,
+    samples: u64,
+    /// Rows are labels, columns are predictions.
+    confusion: [[u64; CLASSES]; CLASSES],
+}
+
+pub fn run(arguments: EvalArguments) -> Result<(), CommandError> {
+    let model = model(&arguments.checkpoint)?;
+    let plan = DataPlan {
+        dataset: Some(arguments.dataset.unwrap_or_else(|| model.dataset_name.clone())),
+        train_limit: None,
+        test_limit: arguments.test_limit,
+    };
+    let mut dataset = plan.load(model.seed)?.dataset;
+    dataset.normalization = model.normalization;
+    let labels = dataset.test.labels.clone();
+    let dataset_name = dataset.name.clone();
+    let mut engine = forward_engine(&model, dataset, arguments.adapter, arguments.kernels)?;
+
+    let mut confusion = [[0u64; CLASSES]; CLASSES];
+    for_each_answer(engine.as_mut(), &model.parameters, 0..labels.len(), |sample, logits| {
+        let (label, answer) = (labels[sample], predicted_class(logits));
+        confusion[usize::from(label)][usize::from(answer)] += 1;
+    })?;
+    let correct: u64 = (0..CLASSES).map(|class| confusion[class][class]).sum();
+    let samples = labels.len() as u64;
+    let accuracy = correct as f64 / samples.max(1) as f64;
+    if arguments.json {
+        let result = EvalResult { accuracy, correct, samples, confusion };
+        println!("{}", serde_json::to_string_pretty(&result).expect("a result serializes"));
+    } else {
+        println!("accuracy {:.2} % ({correct} of {samples})", 100.0 * accuracy);
+        print!("{}", table(&confusion, &dataset_name));
+    }
+    Ok(())
+}
+
+/// The confusion matrix with the classes' names and each class's share of right answers.
+fn table(confusion: &[[u64; CLASSES]; CLASSES], dataset_name: &str) -> String {
+    let mut text = format!("\n{:>14}", "label \\ answer");
+    for class in 0..CLASSES {
+        let _ = write!(text, "{class:>6}");
+    }
+    text.push_str("   right\n");
+    for (class, row) in confusion.iter().enumerate() {
+        let _ = write!(
+            text,
+            "{:>14}",
+            format!("{class} {}", class_name(dataset_name, class)).trim_end()
+        );
+        for count in row {
+            let _ = write!(text, "{count:>6}");
+        }
+        let total: u64 = row.iter().sum();
+        let share = 100.0 * row[class] as f64 / total.max(1) as f64;
+        let _ = writeln!(text, "{share:>6.1} %");
+    }
+    text
+}

@@ -1,0 +1,189 @@
+//! The one display of a run: a bar on a terminal, plain lines elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::train::event::{Event, Observer, Started};
+use crate::train::metrics::{EpochReport, RunSummary};
+
+/// Between two plain lines where there is no terminal.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Shows a run's events: epochs as lines on stdout, everything else on stderr.
+pub struct Display {
+    /// With `--json` stdout belongs to the summary, so epochs go to stderr.
+    json: bool,
+    bar: Option<ProgressBar>,
+    terminal: bool,
+    started: Option<Started>,
+    last_plain: Instant,
+}
+
+impl Display {
+    pub fn new(json: bool) -> Display {
+        Display {
+            json,
+            bar: None,
+            terminal: std::io::stderr().is_terminal(),
+            started: None,
+            last_plain: Instant::now(),
+        }
+    }
+
+    fn started(&mut self, started: Started) {
+        self.note(&format!(
+            "{} ({}, {} kernels), {}: {} training and {} test images, {} {}",
+            started.engine.adapter,
+            started.engine.backend,
+            started.engine.kernels,
+            started.dataset,
+            grouped(started.train_samples as u64),
+            grouped(started.test_samples as u64),
+            started.workers,
+            if started.workers == 1 { "worker" } else { "workers" },
+        ));
+        if self.terminal {
+            let bar = self.bar(started.total_steps);
+            bar.set_style(style(
+                "step {pos}/{len} [{bar:30}] {msg}  {elapsed} elapsed, {eta} left",
+            ));
+            bar.set_position(started.first_step);
+            bar.reset_eta();
+        }
+        self.started = Some(started);
+    }
+
+    fn pipelines(&mut self, done: usize, total: usize) {
+        if self.terminal {
+            let bar = self.bar(total as u64);
+            bar.set_style(style("compiling kernels {pos}/{len} [{bar:30}]"));
+            bar.set_position(done as u64);
+        } else if done == total {
+            self.note(&format!("compiled {total} kernels"));
+        }
+    }
+
+    fn bar(&mut self, length: u64) -> &ProgressBar {
+        let bar = self.bar.get_or_insert_with(|| {
+            ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr())
+        });
+        bar.set_length(length);
+        bar
+    }
+
+    fn epoch(&mut self, report: &EpochReport) {
+        let epochs = self
+            .started
+            .as_ref()
+            .map_or(0, |started| started.total_steps.div_ceil(started.steps_per_epoch.max(1)));
+        let line = format!(
+            "epoch {:>3}/{epochs}  loss {:.4}  test loss {:.4}  accuracy {:.2} %  {:>7} images/s  \
+             compute {:.2} ms  comm {:.2} ms  {:.1} s",
+            report.epoch,
+            report.train_loss,
+            report.test_loss,
+            100.0 * report.test_accuracy,
+            grouped(report.images_per_s as u64),
+            report.compute_ms,
+            report.comm_ms,
+            report.wall_s,
+        );
+        if self.json { self.note(&line) } else { self.result(&line) }
+    }
+
+    fn finished(&mut self, summary: &RunSummary) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        if !self.json {
+            self.result(&format!(
+                "{} steps in {:.1} s, {} images/s, accuracy {:.2} %, params_sha256 {}",
+                grouped(summary.steps),
+                summary.wall_s,
+                grouped(summary.images_per_s as u64),
+                100.0 * summary.test_accuracy,
+                summary.params_sha256,
+            ));
+        }
+    }
+
+    /// A line on stderr, above the bar.
+    fn note(&self, line: &str) {
+        self.above_bar(|| eprintln!("{line}"));
+    }
+
+    /// A line on stdout, above the bar.
+    fn result(&self, line: &str) {
+        self.above_bar(|| {
+            // A closed stdout is no reason to end a run whose results are also in its folder.
+            let _ = writeln!(std::io::stdout(), "{line}");
+        });
+    }
+
+    fn above_bar(&self, print: impl FnOnce()) {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+}
+
+impl Observer for Display {
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Notice { text } => self.note(&text),
+            Event::Pipelines { done, total } => self.pipelines(done, total),
+            Event::Started(started) => self.started(started),
+            Event::Step(report) => {
+                let message = format!("loss {:.4}  {:.1} ms a step", report.loss, report.step_ms);
+                if let Some(bar) = &self.bar {
+                    bar.set_position(report.step);
+                    bar.set_message(message);
+                } else if self.last_plain.elapsed() >= PLAIN_INTERVAL {
+                    self.last_plain = Instant::now();
+                    let total = self.started.as_ref().map_or(0, |s| s.total_steps);
+                    self.note(&format!("step {}/{total}  {message}", report.step));
+                }
+            }
+            Event::Epoch(report) => self.epoch(&report),
+            Event::Checkpoint { path, .. } => {
+                tracing::info!("wrote {}", path.display());
+            }
+            Event::Finished(summary) => self.finished(&summary),
+        }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .expect("the templates are constants")
+        .progress_chars("=> ")
+}
+
+/// A count with commas between groups of three digits.
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_000), "1,000");
+        assert_eq!(grouped(12_345_678), "12,345,678");
+    }
+}

@@ -1,0 +1,199 @@
+//! A worker's QUIC endpoint: one UDP socket with transport settings that were measured.
+//!
+//! The settings' defaults are what won on loopback and on shaped links of 200 Mbit/s and
+//! 1 Gbit/s; each field says what its value is good for.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::congestion::CubicConfig;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig};
+use quinn::{ClientConfig, ServerConfig, VarInt};
+
+use super::NetError;
+use super::identity::{ClusterKey, SERVER_NAME};
+
+/// How connections behave.
+#[derive(Clone, Debug)]
+pub struct TransportSettings {
+    /// A peer from which nothing has come for so long is lost.
+    pub failure_timeout: Duration,
+    /// While a collective is under way and nothing moves, a warning that names who is awaited is
+    /// logged so often.
+    pub stall_warning: Duration,
+    /// Where nothing else is sent, something is sent so often: it keeps a quiet connection alive
+    /// and open in every NAT on the way.
+    pub keep_alive: Duration,
+    /// Largest UDP payload tried on loopback. Ten of them are one GSO batch, which must stay
+    /// below 64 KiB: a larger batch is swallowed by the kernel, counted as loss, and the
+    /// connection falls back to the smallest packets.
+    pub loopback_mtu: u16,
+    /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP.
+    pub mtu: u16,
+    /// Bytes in flight, for a stream, a connection and a sender. 16 MiB and more are slower.
+    pub window: u32,
+    /// Packets that a receiver may take before it acknowledges: 9 to 26 % on small collectives.
+    pub ack_threshold: u32,
+    /// `SO_RCVBUF`, as far as the system allows. A larger `SO_SNDBUF` overruns slow links, so that
+    /// one is left alone.
+    pub receive_buffer: usize,
+}
+
+impl Default for TransportSettings {
+    fn default() -> Self {
+        TransportSettings {
+            failure_timeout: Duration::from_secs(10),
+            stall_warning: Duration::from_secs(5),
+            keep_alive: Duration::from_secs(2),
+            loopback_mtu: 6_500,
+            mtu: 1_452,
+            window: 4 << 20,
+            ack_threshold: 10,
+            receive_buffer: 4 << 20,
+        }
+    }
+}
+
+/// A QUIC endpoint of a worker, server and client at once, which speaks to holders of the same
+/// cluster key alone.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    quinn: quinn::Endpoint,
+    loopback: Configs,
+    elsewhere: Configs,
+}
+
+#[derive(Debug)]
+struct Configs {
+    client: ClientConfig,
+    server: Arc<ServerConfig>,
+}
+
+impl Endpoint {
+    /// Takes over a bound socket.
+    ///
+    /// Must be called within a tokio runtime, which then drives the endpoint.
+    pub(super) fn new(
+        socket: UdpSocket,
+        key: &ClusterKey,
+        settings: &TransportSettings,
+    ) -> Result<Endpoint, NetError> {
+        // Best effort: without privileges the system caps the size, and says nothing.
+        if let Err(error) =
+            socket2::SockRef::from(&socket).set_recv_buffer_size(settings.receive_buffer)
+        {
+            tracing::debug!("the receive buffer keeps its size: {error}");
+        }
+        let mut config = EndpointConfig::default();
+        // A peer never sends larger datagrams than this side says that it takes.
+        config
+            .max_udp_payload_size(settings.loopback_mtu.max(settings.mtu))
+            .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
+        let loopback = Configs::new(key, settings, settings.loopback_mtu)?;
+        let elsewhere = Configs::new(key, settings, settings.mtu)?;
+        let server = ServerConfig::clone(&elsewhere.server);
+        let runtime = Arc::new(quinn::TokioRuntime);
+        let quinn = quinn::Endpoint::new(config, Some(server), socket, runtime)
+            .map_err(NetError::Socket)?;
+        Ok(Endpoint { quinn, loopback, elsewhere })
+    }
+
+    /// Connects to an address; the handshake has only begun.
+    pub(super) fn connect(
+        &self,
+        address: SocketAddr,
+    ) -> Result<quinn::Connecting, quinn::ConnectError> {
+        let client = self.configs(address).client.clone();
+        self.quinn.connect_with(client, address, SERVER_NAME)
+    }
+
+    /// Waits for a connection from outside; the handshake has only begun. `None` once closed.
+    pub(super) async fn accept(
+        &self,
+    ) -> Option<(SocketAddr, Result<quinn::Connecting, quinn::ConnectionError>)> {
+        let incoming = self.quinn.accept().await?;
+        let address = incoming.remote_address();
+        Some((address, incoming.accept_with(self.configs(address).server.clone())))
+    }
+
+    /// From now on, turns away whoever connects.
+    pub(super) fn refuse_connections(&self) {
+        self.quinn.set_server_config(None);
+    }
+
+    /// Closes all connections, and tells all peers why.
+    pub(super) fn close(&self, code: VarInt, reason: &[u8]) {
+        self.quinn.close(code, reason);
+    }
+
+    /// Waits until the peers cannot miss that their connections were closed.
+    pub(super) async fn drained(&self) {
+        self.quinn.wait_idle().await;
+    }
+
+    fn configs(&self, peer: SocketAddr) -> &Configs {
+        if peer.ip().to_canonical().is_loopback() { &self.loopback } else { &self.elsewhere }
+    }
+}
+
+impl Configs {
+    fn new(key: &ClusterKey, settings: &TransportSettings, mtu: u16) -> Result<Configs, NetError> {
+        let transport = Arc::new(transport(settings, mtu)?);
+        let unfit = |error: &dyn std::fmt::Display| NetError::Settings(format!("TLS: {error}"));
+        let client = key.client_config().map_err(|error| unfit(&error))?;
+        let client = QuicClientConfig::try_from(client).map_err(|error| unfit(&error))?;
+        let mut client = ClientConfig::new(Arc::new(client));
+        client.transport_config(transport.clone());
+        let server = key.server_config().map_err(|error| unfit(&error))?;
+        let server = QuicServerConfig::try_from(server).map_err(|error| unfit(&error))?;
+        let mut server = ServerConfig::with_crypto(Arc::new(server));
+        server.transport_config(transport);
+        Ok(Configs { client, server: Arc::new(server) })
+    }
+}
+
+/// Retransmission of the first packet: a peer whose process has just started is found sooner than
+/// with QUIC's 333 ms, and on no path does a packet take longer without retransmissions anyway.
+const INITIAL_RTT: Duration = Duration::from_millis(100);
+
+/// Packets that a new connection may have in flight. It must be well above the number that a
+/// receiver may leave unacknowledged, or the first rounds each wait for the receiver's timer.
+const INITIAL_WINDOW_PACKETS: u64 = 32;
+
+/// A receiver's timer for what it may leave unacknowledged. It is part of how long a sender waits
+/// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
+const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
+
+/// One stream of each kind is used; more would only be room for mistakes.
+const STREAMS_MAX: u32 = 4;
+
+fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, NetError> {
+    let idle_timeout = IdleTimeout::try_from(settings.failure_timeout)
+        .map_err(|error| NetError::Settings(format!("failure timeout: {error}")))?;
+    // A lost keep-alive or two must not look like a dead peer.
+    let keep_alive = settings.keep_alive.min(settings.failure_timeout / 4);
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(mtu);
+    let mut ack_frequency = AckFrequencyConfig::default();
+    ack_frequency.ack_eliciting_threshold(settings.ack_threshold.into());
+    ack_frequency.max_ack_delay(Some(ACK_DELAY_MAX));
+    let mut cubic = CubicConfig::default();
+    cubic.initial_window(INITIAL_WINDOW_PACKETS * u64::from(mtu));
+    let mut transport = TransportConfig::default();
+    transport
+        .congestion_controller_factory(Arc::new(cubic))
+        .max_idle_timeout(Some(idle_timeout))
+        .keep_alive_interval(Some(keep_alive))
+        .initial_rtt(INITIAL_RTT)
+        .mtu_discovery_config(Some(discovery))
+        .ack_frequency_config(Some(ack_frequency))
+        .stream_receive_window(settings.window.into())
+        .receive_window(settings.window.into())
+        .send_window(settings.window.into())
+        .max_concurrent_bidi_streams(STREAMS_MAX.into())
+        .max_concurrent_uni_streams(STREAMS_MAX.into())
+        .datagram_receive_buffer_size(None);
+    Ok(transport)
+}

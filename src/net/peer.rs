@@ -1,0 +1,529 @@
+//! Connections to the neighbours in a ring: finding them, and the handshake that proves that both
+//! sides take part in the same run.
+//!
+//! Each worker connects to its next neighbour and accepts its previous one. After the handshake
+//! (see [`message`](crate::protocol::message)) the connecting side opens the stream on which it
+//! sends vectors for the rest of the run; its first word tells the accepting side that the
+//! handshake is complete on both sides.
+//!
+//! Strangers, who do not hold the cluster key, are turned away and change nothing. A worker that
+//! does hold it and yet does not fit ends the attempt on both sides: somebody made a mistake, and
+//! waiting will not mend it.
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, TransportErrorCode, VarInt};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use super::endpoint::Endpoint;
+use super::{Failures, NetError, wire};
+use crate::protocol::message::{
+    Abort, Answer, Hello, HelloMismatch, PREAMBLE, PREAMBLE_BYTES, check_preamble,
+};
+
+/// Where a worker may be reached: `host:port`, the host being an IP address or a name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PeerAddress(String);
+
+/// A text that is no address of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not an address; write HOST:PORT, for example 10.0.0.2:4000 or [fe80::1]:4000")]
+pub struct AddressError {
+    text: String,
+}
+
+impl FromStr for PeerAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let valid = match text.parse::<SocketAddr>() {
+            Ok(address) => address.port() != 0,
+            Err(_) => text.rsplit_once(':').is_some_and(|(host, port)| {
+                let host_is_name = !host.is_empty() && !host.contains([':', '[', ']', ' ']);
+                host_is_name && port.parse::<u16>().is_ok_and(|port| port != 0)
+            }),
+        };
+        if valid {
+            Ok(PeerAddress(text.to_owned()))
+        } else {
+            Err(AddressError { text: text.to_owned() })
+        }
+    }
+}
+
+impl From<SocketAddr> for PeerAddress {
+    fn from(address: SocketAddr) -> Self {
+        PeerAddress(address.to_string())
+    }
+}
+
+impl PeerAddress {
+    /// The port; parsing has made sure that there is one.
+    pub fn port(&self) -> u16 {
+        self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Code of a connection that is closed since everything is done.
+pub(super) const CODE_DONE: VarInt = VarInt::from_u32(1);
+
+/// Code of a connection that is closed before the end; the reason is an [`Abort`].
+pub(super) const CODE_ABORT: VarInt = VarInt::from_u32(2);
+
+/// A connected worker of the same run.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) rank: usize,
+    pub(super) address: SocketAddr,
+    pub(super) connection: Connection,
+}
+
+impl Peer {
+    /// The error of a connection that ended `during` something.
+    pub(super) fn lost(&self, error: &ConnectionError, during: impl fmt::Display) -> NetError {
+        if let Some(abort) = abort_of(error) {
+            return NetError::Aborted(abort);
+        }
+        if is_done(error) {
+            return self.finished(during);
+        }
+        let reason = match error {
+            ConnectionError::ApplicationClosed(_) => "its worker is gone".to_owned(),
+            ConnectionError::TimedOut => "nothing came from it any more".to_owned(),
+            error => error.to_string(),
+        };
+        self.lost_because(reason, during)
+    }
+
+    /// The error of a peer that finished its run `during` something that still needs it.
+    pub(super) fn finished(&self, during: impl fmt::Display) -> NetError {
+        self.lost_because("it has finished its run".to_owned(), during)
+    }
+
+    fn lost_because(&self, reason: String, during: impl fmt::Display) -> NetError {
+        NetError::Lost {
+            rank: self.rank,
+            address: self.address,
+            during: during.to_string(),
+            reason,
+        }
+    }
+
+    /// The error of a peer that holds the key and yet sends what no worker would.
+    pub(super) fn violation(&self, fault: impl fmt::Display) -> NetError {
+        NetError::Violation { rank: self.rank, address: self.address, fault: fault.to_string() }
+    }
+}
+
+/// Whether the peer closed the connection since it has all that it needs.
+pub(super) fn is_done(error: &ConnectionError) -> bool {
+    matches!(error, ConnectionError::ApplicationClosed(close) if close.error_code == CODE_DONE)
+}
+
+fn abort_of(error: &ConnectionError) -> Option<Abort> {
+    match error {
+        ConnectionError::ApplicationClosed(close) if close.error_code == CODE_ABORT => {
+            wire::decode(&close.reason).ok()
+        }
+        _ => None,
+    }
+}
+
+/// The next neighbour and the stream to it.
+#[derive(Debug)]
+pub(super) struct Next {
+    pub(super) peer: Peer,
+    pub(super) stream: SendStream,
+}
+
+/// The previous neighbour and the stream from it.
+#[derive(Debug)]
+pub(super) struct Prev {
+    pub(super) peer: Peer,
+    pub(super) stream: RecvStream,
+}
+
+/// How long both neighbours may take to be there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct JoinLimit {
+    within: Duration,
+    deadline: Instant,
+}
+
+impl JoinLimit {
+    /// From now on.
+    pub(super) fn new(within: Duration) -> JoinLimit {
+        // Beyond what the clock can count, a year is as good as any other long time.
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        let within = within.min(YEAR);
+        JoinLimit { within, deadline: Instant::now() + within }
+    }
+}
+
+/// Connects to the next neighbour and waits for the previous one. When one of them is there and
+/// leaves while the other is awaited, that ends it.
+pub(super) async fn join(
+    endpoint: &Endpoint,
+    hello: &Hello,
+    addresses: &[PeerAddress],
+    limit: JoinLimit,
+) -> Result<(Next, Prev), NetError> {
+    let (rank, world) = (hello.rank as usize, hello.world_size as usize);
+    let (next, prev) = ((rank + 1) % world, (rank + world - 1) % world);
+    let failures = &Mutex::new(Failures::default());
+    let mut connecting = Box::pin(connect(endpoint, hello, next, addresses, limit, failures));
+    let mut accepting = Box::pin(accept(endpoint, hello, prev, limit, failures));
+    tokio::select! {
+        // Where both fail at the deadline, connecting knows more.
+        biased;
+        next = &mut connecting => {
+            let next = next?;
+            let prev = unless_lost(accepting, &next.peer).await?;
+            Ok((next, prev))
+        }
+        prev = &mut accepting => {
+            let prev = prev?;
+            let next = unless_lost(connecting, &prev.peer).await?;
+            Ok((next, prev))
+        }
+    }
+}
+
+async fn unless_lost<T>(
+    other: impl Future<Output = Result<T, NetError>>,
+    peer: &Peer,
+) -> Result<T, NetError> {
+    tokio::select! {
+        biased;
+        joined = other => joined,
+        error = peer.connection.closed() => Err(peer.lost(&error, "the forming of the ring")),
+    }
+}
+
+/// One try to connect or to be connected to, which failed.
+enum Failed {
+    /// Another try or another peer may fare better.
+    Retry(String),
+    /// The peer holds another key.
+    OtherKey,
+    /// Nothing will change this.
+    Final(NetError),
+}
+
+impl Failed {
+    fn mismatch(address: SocketAddr, mismatch: Box<HelloMismatch>) -> Failed {
+        Failed::Final(NetError::Mismatch { address, mismatch })
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failed::Retry(text) => f.write_str(text),
+            Failed::OtherKey => f.write_str("it holds another cluster key, or none"),
+            Failed::Final(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<ConnectionError> for Failed {
+    fn from(error: ConnectionError) -> Self {
+        if let Some(abort) = abort_of(&error) {
+            return Failed::Final(NetError::Aborted(abort));
+        }
+        match &error {
+            ConnectionError::TransportError(error) if is_key_alert(error.code.into()) => {
+                Failed::OtherKey
+            }
+            ConnectionError::ConnectionClosed(close) if is_key_alert(close.error_code.into()) => {
+                Failed::OtherKey
+            }
+            ConnectionError::ConnectionClosed(close)
+                if close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
+            {
+                Failed::Retry("it takes no more connections: its ring is formed".to_owned())
+            }
+            ConnectionError::ConnectionClosed(close)
+                if close.error_code == TransportErrorCode::APPLICATION_ERROR =>
+            {
+                Failed::Retry("it gave up".to_owned())
+            }
+            ConnectionError::TimedOut => Failed::Retry("no answer".to_owned()),
+            error => Failed::Retry(error.to_string()),
+        }
+    }
+}
+
+/// Whether a transport's error code is one of the TLS alerts about a peer's certificate.
+fn is_key_alert(code: u64) -> bool {
+    const CRYPTO_ERROR: u64 = 0x100;
+    const BAD_CERTIFICATE: u64 = 42;
+    const CERTIFICATE_UNKNOWN: u64 = 46;
+    const UNKNOWN_CA: u64 = 48;
+    const ACCESS_DENIED: u64 = 49;
+    const DECRYPT_ERROR: u64 = 51;
+    const CERTIFICATE_REQUIRED: u64 = 116;
+    let alerts = [
+        BAD_CERTIFICATE,
+        CERTIFICATE_UNKNOWN,
+        UNKNOWN_CA,
+        ACCESS_DENIED,
+        DECRYPT_ERROR,
+        CERTIFICATE_REQUIRED,
+    ];
+    code.checked_sub(CRYPTO_ERROR).is_some_and(|alert| alerts.contains(&alert))
+}
+
+/// One try to connect and to shake hands: long, for a machine that is busy.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pauses between rounds over all addresses double from the one to the other.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+async fn connect(
+    endpoint: &Endpoint,
+    hello: &Hello,
+    rank: usize,
+    addresses: &[PeerAddress],
+    limit: JoinLimit,
+    failures: &Mutex<Failures>,
+) -> Result<Next, NetError> {
+    let note = |address: &dyn fmt::Display, failed: &dyn fmt::Display| {
+        tracing::debug!("rank {rank} at {address}: {failed}");
+        note(failures, address, failed);
+    };
+    let mut pause = PAUSE_MIN;
+    loop {
+        // The address where another key was met, if it was met everywhere.
+        let mut other_key = None;
+        let mut others = 0;
+        for address in addresses {
+            let resolved =
+                match timeout_at(limit.deadline, tokio::net::lookup_host(&address.0)).await {
+                    Ok(Ok(resolved)) => resolved,
+                    Ok(Err(error)) => {
+                        note(address, &format_args!("cannot be resolved: {error}"));
+                        others += 1;
+                        continue;
+                    }
+                    Err(_) => {
+                        note(address, &"resolving it took too long");
+                        break;
+                    }
+                };
+            for address in resolved {
+                let attempt = timeout(ATTEMPT_TIMEOUT, attempt(endpoint, address, hello, rank));
+                let failed = match timeout_at(limit.deadline, attempt).await {
+                    Ok(Ok(Ok(next))) => return Ok(next),
+                    Ok(Ok(Err(Failed::Final(error)))) => return Err(error),
+                    Ok(Ok(Err(failed))) => failed,
+                    Ok(Err(_)) | Err(_) => Failed::Retry("no answer".to_owned()),
+                };
+                match failed {
+                    Failed::OtherKey => other_key = Some(address),
+                    _ => others += 1,
+                }
+                note(&address, &failed);
+            }
+        }
+        if let (Some(address), 0) = (other_key, others) {
+            return Err(NetError::OtherKey { rank, address });
+        }
+        if Instant::now() + pause >= limit.deadline {
+            let failures = noted(failures);
+            return Err(NetError::Unreachable { rank, within: limit.within, failures });
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+async fn attempt(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    hello: &Hello,
+    rank: usize,
+) -> Result<Next, Failed> {
+    let connecting = endpoint.connect(address).map_err(|error| Failed::Retry(error.to_string()))?;
+    let connection = connecting.await?;
+    let (mut send, mut receive) = connection.open_bi().await?;
+    let greeting = [&PREAMBLE[..], &frame(hello)?].concat();
+    send.write_all(&greeting).await.map_err(write_failed)?;
+    read_preamble(&mut receive, address).await?;
+    match read_frame(&mut receive).await? {
+        Answer::Welcome(theirs) => hello
+            .check(&theirs, rank as u32)
+            .map_err(|mismatch| Failed::mismatch(address, mismatch))?,
+        Answer::Refuse(reason) => {
+            return Err(Failed::Final(NetError::Refused { rank, address, reason }));
+        }
+    }
+    let mut stream = connection.open_uni().await?;
+    stream.write_all(&STREAM_MAGIC).await.map_err(write_failed)?;
+    Ok(Next { peer: Peer { rank, address, connection }, stream })
+}
+
+/// Handshakes under way at one time: strangers must not fill the memory.
+const HANDSHAKES_MAX: usize = 64;
+
+async fn accept(
+    endpoint: &Endpoint,
+    hello: &Hello,
+    rank: usize,
+    limit: JoinLimit,
+    failures: &Mutex<Failures>,
+) -> Result<Prev, NetError> {
+    let mut handshakes = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some((address, connecting)) = endpoint.accept(), if handshakes.len() < HANDSHAKES_MAX => {
+                let hello = hello.clone();
+                handshakes.spawn(async move {
+                    let welcomed = timeout(ATTEMPT_TIMEOUT, welcome(address, connecting, &hello, rank));
+                    (address, welcomed.await.unwrap_or_else(|_| Err(Failed::Retry("it fell silent".to_owned()))))
+                });
+            }
+            Some(done) = handshakes.join_next() => match done {
+                Ok((_, Ok(prev))) => return Ok(prev),
+                Ok((_, Err(Failed::Final(error)))) => return Err(error),
+                Ok((address, Err(failed))) => {
+                    tracing::warn!("turned away {address}: {failed}");
+                    note(failures, &format_args!("from {address}"), &failed);
+                }
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            },
+            () = sleep_until(limit.deadline) => {
+                let failures = noted(failures);
+                return Err(NetError::Absent { rank, within: limit.within, failures });
+            }
+        }
+    }
+}
+
+/// The failures of connecting and of accepting stand in one list, since one side's silence may be
+/// explained by what the other side saw.
+fn note(failures: &Mutex<Failures>, address: &dyn fmt::Display, failed: &dyn fmt::Display) {
+    failures.lock().unwrap_or_else(PoisonError::into_inner).note(address, failed);
+}
+
+fn noted(failures: &Mutex<Failures>) -> Failures {
+    failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+async fn welcome(
+    address: SocketAddr,
+    connecting: Result<quinn::Connecting, ConnectionError>,
+    hello: &Hello,
+    rank: usize,
+) -> Result<Prev, Failed> {
+    let connection = connecting?.await?;
+    let (mut send, mut receive) = connection.accept_bi().await?;
+    send.write_all(&PREAMBLE).await.map_err(write_failed)?;
+    let preamble = read_preamble(&mut receive, address).await;
+    let checked = match preamble {
+        Ok(()) => {
+            let theirs: Hello = read_frame(&mut receive).await?;
+            let checked = hello.check(&theirs, rank as u32);
+            let answer = match &checked {
+                Ok(()) => Answer::Welcome(hello.clone()),
+                Err(mismatch) => Answer::Refuse(mismatch.to_string()),
+            };
+            send.write_all(&frame(&answer)?).await.map_err(write_failed)?;
+            checked.map_err(|mismatch| Failed::mismatch(address, mismatch))
+        }
+        Err(failed) => Err(failed),
+    };
+    // A stream that was finished just now may already be gone on the other side.
+    let _ = send.finish();
+    if let Err(failed) = checked {
+        // Closing at once would overtake the answer that says why.
+        let _ = send.stopped().await;
+        return Err(failed);
+    }
+    let mut stream = connection.accept_uni().await?;
+    let mut magic = [0; STREAM_MAGIC.len()];
+    stream.read_exact(&mut magic).await.map_err(read_failed)?;
+    if magic != STREAM_MAGIC {
+        return Err(Failed::Retry("its stream does not begin as a worker's does".to_owned()));
+    }
+    Ok(Prev { peer: Peer { rank, address, connection }, stream })
+}
+
+/// The first word of the stream of vectors.
+const STREAM_MAGIC: [u8; 4] = *b"ring";
+
+async fn read_preamble(receive: &mut RecvStream, address: SocketAddr) -> Result<(), Failed> {
+    let mut preamble = [0; PREAMBLE_BYTES];
+    receive.read_exact(&mut preamble).await.map_err(read_failed)?;
+    check_preamble(&preamble)
+        .map_err(|mismatch| Failed::Final(NetError::Version { address, mismatch }))
+}
+
+async fn read_frame<T: serde::de::DeserializeOwned>(receive: &mut RecvStream) -> Result<T, Failed> {
+    let garbled = |error: wire::WireError| Failed::Retry(format!("it sent {error}"));
+    let mut prefix = [0; wire::PREFIX_BYTES];
+    receive.read_exact(&mut prefix).await.map_err(read_failed)?;
+    let mut message = vec![0; wire::frame_length(prefix).map_err(garbled)?];
+    receive.read_exact(&mut message).await.map_err(read_failed)?;
+    wire::decode(&message).map_err(garbled)
+}
+
+fn frame<T: serde::Serialize>(message: &T) -> Result<Vec<u8>, Failed> {
+    wire::encode_frame(message)
+        .map_err(|error| Failed::Final(NetError::Settings(format!("handshake: {error}"))))
+}
+
+fn read_failed(error: quinn::ReadExactError) -> Failed {
+    match error {
+        quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error)) => error.into(),
+        error => Failed::Retry(error.to_string()),
+    }
+}
+
+fn write_failed(error: quinn::WriteError) -> Failed {
+    match error {
+        quinn::WriteError::ConnectionLost(error) => error.into(),
+        error => Failed::Retry(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_host_and_port() {
+        for text in ["10.0.0.2:4000", "[::1]:4000", "worker-1.example:4000", "localhost:1"] {
+            let address: PeerAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), text);
+        }
+        for text in [
+            "",
+            "4000",
+            "worker",
+            "worker:",
+            ":4000",
+            "::1:4000",
+            "a b:1",
+            "a:65536",
+            "a:0",
+            "10.0.0.2:0",
+        ] {
+            let error = text.parse::<PeerAddress>().expect_err(text);
+            assert!(error.to_string().contains("HOST:PORT"), "{error}");
+        }
+    }
+}

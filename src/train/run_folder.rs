@@ -1,0 +1,191 @@
+//! The folder a run leaves behind. Its files are written as the run goes, each complete or absent.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::config::RunConfig;
+use crate::data::dataset::Dataset;
+
+use super::checkpoint::{encode_checkpoint, encode_model, file_name, write_atomically};
+use super::metrics::{MetricsLine, RunSummary, StepReport};
+use super::trainer::TrainingState;
+
+/// Between two step lines of `metrics.jsonl`: enough for a curve, little beside the training.
+const STEP_SAMPLE_INTERVAL: u64 = 10;
+
+const METRICS: &str = "metrics.jsonl";
+const SUMMARY: &str = "run.json";
+
+/// A run folder's failure.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFolderError {
+    #[error("{path}: {source}; choose another --out or make it writable", path = path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error(
+        "--out {path}: holds a finished or begun run ({found}); choose another folder, or go on \
+         with --resume {path}",
+        path = path.display()
+    )]
+    Occupied { path: PathBuf, found: String },
+}
+
+/// An open run folder.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    metrics: fs::File,
+}
+
+impl RunFolder {
+    /// Makes the folder for a new run and writes `config.toml`; refuses one that holds a run.
+    pub fn create(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
+        fs::create_dir_all(path).map_err(|source| io(path, source))?;
+        for entry in fs::read_dir(path).map_err(|source| io(path, source))? {
+            let name = entry.map_err(|source| io(path, source))?.file_name();
+            let name = name.to_string_lossy();
+            if name == SUMMARY || name == METRICS || name.starts_with("checkpoint-") {
+                return Err(RunFolderError::Occupied {
+                    path: path.to_owned(),
+                    found: name.into_owned(),
+                });
+            }
+        }
+        RunFolder::open(path, config_toml)
+    }
+
+    /// Opens the folder to go on after `step` steps: what was logged later is about to be repeated
+    /// and is taken out of `metrics.jsonl`.
+    pub fn resume(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
+        fs::create_dir_all(path).map_err(|source| io(path, source))?;
+        let metrics = path.join(METRICS);
+        if metrics.exists() {
+            let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
+            let kept: String = text
+                .lines()
+                .filter(|line| match serde_json::from_str(line) {
+                    Ok(MetricsLine::Step(report)) => report.step <= step,
+                    Ok(MetricsLine::Epoch(report)) => report.step <= step,
+                    // A line cut short by a crash.
+                    Err(_) => false,
+                })
+                .flat_map(|line| [line, "\n"])
+                .collect();
+            write_atomically(&metrics, kept.as_bytes()).map_err(|source| io(&metrics, source))?;
+        }
+        RunFolder::open(path, config_toml)
+    }
+
+    fn open(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
+        let config = path.join("config.toml");
+        write_atomically(&config, config_toml.as_bytes()).map_err(|source| io(&config, source))?;
+        let metrics = path.join(METRICS);
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&metrics)
+            .map_err(|source| io(&metrics, source))?;
+        Ok(RunFolder { path: path.to_owned(), metrics: file })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends the step to `metrics.jsonl` if it is one of those that are sampled: each tenth, the
+    /// first, and every redone one.
+    pub fn sample_step(&mut self, report: &StepReport) -> Result<(), RunFolderError> {
+        let sampled = report.step.is_multiple_of(STEP_SAMPLE_INTERVAL);
+        if sampled || report.step == 1 || report.redone > 0 {
+            self.append(&MetricsLine::Step(report.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Appends a line to `metrics.jsonl`.
+    pub fn append(&mut self, line: &MetricsLine) -> Result<(), RunFolderError> {
+        let mut text = serde_json::to_string(line).expect("a report serializes");
+        text.push('\n');
+        self.metrics
+            .write_all(text.as_bytes())
+            .map_err(|source| io(&self.path.join(METRICS), source))
+    }
+
+    /// Writes `checkpoint-<step>.safetensors` and `model.safetensors`, each atomically.
+    pub fn write_checkpoint(
+        &self,
+        config: &RunConfig,
+        dataset: &Dataset,
+        state: &TrainingState,
+    ) -> Result<PathBuf, RunFolderError> {
+        let path = self.path.join(file_name(state.step));
+        let bytes = encode_checkpoint(config, dataset, state);
+        write_atomically(&path, &bytes).map_err(|source| io(&path, source))?;
+        let model = self.path.join("model.safetensors");
+        let bytes = encode_model(config, dataset, &state.parameters);
+        write_atomically(&model, &bytes).map_err(|source| io(&model, source))?;
+        Ok(path)
+    }
+
+    /// Writes `run.json`.
+    pub fn write_summary(&self, summary: &RunSummary) -> Result<(), RunFolderError> {
+        let path = self.path.join(SUMMARY);
+        let mut text = serde_json::to_string_pretty(summary).expect("a summary serializes");
+        text.push('\n');
+        write_atomically(&path, text.as_bytes()).map_err(|source| io(&path, source))
+    }
+}
+
+fn io(path: &Path, source: std::io::Error) -> RunFolderError {
+    RunFolderError::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(step: u64) -> StepReport {
+        StepReport {
+            step,
+            epoch: 1,
+            loss: 2.0,
+            lr: 0.1,
+            step_ms: 1.0,
+            compute_ms: 1.0,
+            comm_ms: 0.0,
+            redone: 0,
+        }
+    }
+
+    #[test]
+    fn a_folder_with_a_run_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        RunFolder::create(folder.path(), "").unwrap();
+        let error = RunFolder::create(folder.path(), "").unwrap_err();
+        assert!(error.to_string().contains("--resume"), "{error}");
+    }
+
+    #[test]
+    fn resuming_drops_what_is_about_to_be_repeated() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = RunFolder::create(folder.path(), "").unwrap();
+        for step in 1..=40 {
+            run.sample_step(&report(step)).unwrap();
+        }
+        drop(run);
+        let metrics = folder.path().join(METRICS);
+        let mut text = fs::read_to_string(&metrics).unwrap();
+        text.push_str("{\"kind\":\"st");
+        fs::write(&metrics, text).unwrap();
+        drop(RunFolder::resume(folder.path(), "", 25).unwrap());
+        let steps: Vec<u64> = fs::read_to_string(&metrics)
+            .unwrap()
+            .lines()
+            .map(|line| match serde_json::from_str(line).unwrap() {
+                MetricsLine::Step(report) => report.step,
+                MetricsLine::Epoch(report) => report.step,
+            })
+            .collect();
+        assert_eq!(steps, [1, 10, 20]);
+    }
+}
