@@ -32,6 +32,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the other workers may take to say why, once one has failed.
 const LAST_WORDS: Duration = Duration::from_millis(1_500);
 
+/// How long they may take once they train: a worker that was killed is missed only after the
+/// failure timeout (5 s), and then rank 0 writes a last checkpoint.
+const LAST_WORDS_IN_TRAINING: Duration = Duration::from_secs(8);
+
 /// How often a process whose outputs are closed is looked at.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -80,6 +84,7 @@ impl LocalGroup<'_> {
             summary: None,
             failure: None,
             stopping: false,
+            training: false,
         };
         group.watch(&receiver, &self, observer)?;
         group.outcome()
@@ -135,6 +140,8 @@ struct Supervisor {
     summary: Option<RunSummary>,
     failure: Option<Failure>,
     stopping: bool,
+    /// All are connected and the first step has begun.
+    training: bool,
 }
 
 /// The failure that explains the others best so far.
@@ -167,8 +174,9 @@ impl Supervisor {
                 let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
                 self.fail(0, LaunchError::NotBound { rank, seconds: BIND_TIMEOUT.as_secs() });
             }
+            let patience = if self.training { LAST_WORDS_IN_TRAINING } else { LAST_WORDS };
             let waited_enough =
-                self.failure.as_ref().is_some_and(|f| f.since.elapsed() > LAST_WORDS);
+                self.failure.as_ref().is_some_and(|f| f.since.elapsed() > patience);
             if waited_enough || group.abort.load(Ordering::Relaxed) {
                 break;
             }
@@ -188,8 +196,10 @@ impl Supervisor {
                 self.introduce();
             }
             News::Message(FromWorker::Event { body }) => {
-                if let Event::Finished(summary) = &body {
-                    self.summary = Some((**summary).clone());
+                match &body {
+                    Event::Started(_) => self.training = true,
+                    Event::Finished(summary) => self.summary = Some((**summary).clone()),
+                    _ => {}
                 }
                 // Every worker has the same news; one teller is enough.
                 if rank == 0 {
@@ -399,6 +409,7 @@ mod tests {
             summary: None,
             failure: None,
             stopping: false,
+            training: false,
         }
     }
 
