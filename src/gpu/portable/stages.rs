@@ -340,6 +340,7 @@ impl Table {
             &shader::WINDOW,
             self.pooling,
             self.activation,
+            &shader::FLOAT_BITS,
         ];
         Stage {
             label,
@@ -376,7 +377,7 @@ impl Table {
             label,
             kernel: self.kernel(
                 &shader::DENSE_FORWARD,
-                &[&shader::DENSE_LAYER, self.activation],
+                &[&shader::DENSE_LAYER, self.activation, &shader::FLOAT_BITS],
                 vec![("LANES", f64::from(QUAD_LANES))],
             ),
             buffers: vec![
@@ -460,7 +461,7 @@ impl Table {
         d_output: BufferId,
         input: BufferId,
     ) -> Stage {
-        let mut shared = vec![&shader::DENSE_LAYER, self.activation];
+        let mut shared = vec![&shader::DENSE_LAYER, self.activation, &shader::FLOAT_BITS];
         let mut constants = vec![("LANES", f64::from(QUAD_LANES))];
         let mut buffers = vec![
             ("submission", BufferId::Submission),
@@ -489,7 +490,7 @@ impl Table {
 
     fn convolution_backward_input(&self) -> Stage {
         let layer = &CONV2;
-        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation];
+        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation, &shader::FLOAT_BITS];
         let mut constants = vec![
             ("IN_CHANNELS", layer.in_channels as f64),
             ("IN_SIDE", layer.in_side as f64),
