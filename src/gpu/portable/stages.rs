@@ -13,6 +13,10 @@ use crate::model::layout::{
 use crate::model::{Activation, Pooling};
 use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
+/// Tiles of one submission. 2,048 samples keep a large GPU busy, stay below a second on a software
+/// adapter, and keep every buffer far below 128 MiB.
+pub const TILES_PER_SUBMISSION_MAX: usize = 128;
+
 /// Samples of a quad: what a vec4 holds.
 const QUAD_SAMPLES: usize = 4;
 
