@@ -20,15 +20,14 @@ fn pool(convolved: Window, index: u32) -> vec4f {
     value = select(value, convolved.d, d);
     winner = select(winner, vec4u(3u), d);
 
-    winner = select(winner, vec4u(NONE), value <= vec4f(0.0));
+    winner = select(winner, vec4u(NONE), is_not_positive(value));
     let bytes = winner << vec4u(0u, 8u, 16u, 24u);
     winners[index] = bytes.x | bytes.y | bytes.z | bytes.w;
     return activate(value);
 }
 
 fn beats(x: vec4f, best: vec4f) -> vec4<bool> {
-    let is_nan = (bitcast<vec4u>(x) & vec4u(0x7fffffffu)) > vec4u(0x7f800000u);
-    return (x > best) | is_nan;
+    return (x > best) | is_nan(x);
 }
 
 // What `unpool` needs to know of a pooled value: for each sample the place that won.

@@ -17,14 +17,14 @@ use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{Membership, RingPlace, peer_addresses, run_worker};
-use crate::net::identity::ClusterKey;
 use crate::net::PeerAddress;
+use crate::net::identity::ClusterKey;
 use crate::train::event::Event;
 
 use super::CommandError;
+use super::interrupt::Interrupt;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
-use super::interrupt::Interrupt;
 use super::train::{plan_worker, report};
 
 #[derive(Debug, Args)]

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Zeroable;
 
 use self::stages::{
-    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW, Tuning, bucket_words,
-    convolution_weights, stages,
+    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW,
+    TILES_PER_SUBMISSION_MAX, Tuning, bucket_words, convolution_weights, stages,
 };
 use super::GpuError;
 use super::device::{AdapterKind, AdapterReport, Gpu};
@@ -22,10 +22,6 @@ use crate::data::dataset::{Dataset, Normalization};
 use crate::model::layers::{CLASSES, IMAGE_PIXELS, ModelKind};
 use crate::model::layout::BUCKETS;
 use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
-
-/// Tiles of one submission. 2,048 samples keep a large GPU busy, stay below a second on a software
-/// adapter, and keep every buffer far below 128 MiB.
-const TILES_PER_SUBMISSION_MAX: usize = 128;
 
 /// The set on one device.
 pub(super) struct PortableSet {
@@ -443,11 +439,7 @@ fn texture_size(id: BufferId, tiles: usize) -> wgpu::Extent3d {
 /// The part of a buffer's texture that `tiles` tiles fill.
 fn extent(id: BufferId, tiles: usize) -> wgpu::Extent3d {
     let rows = id.texture_rows(tiles).expect("only buffers of vec4 are read as textures");
-    wgpu::Extent3d {
-        width: TEXTURE_ROW as u32,
-        height: rows as u32,
-        depth_or_array_layers: 1,
-    }
+    wgpu::Extent3d { width: TEXTURE_ROW as u32, height: rows as u32, depth_or_array_layers: 1 }
 }
 
 fn check_dataset_size(gpu: &Gpu, dataset: &Dataset, images: usize) -> Result<(), GpuError> {

@@ -240,6 +240,7 @@ pub static CONVOLUTION_WEIGHTS: Source = source!(
     &[Binding { index: 4, name: "weights", access: Access::Uniform }]
 );
 pub static WINDOW: Source = source!("shared/window.wgsl", None, &[]);
+pub static FLOAT_BITS: Source = source!("shared/float_bits.wgsl", None, &[]);
 pub static RELU: Source = source!("shared/relu.wgsl", None, &[]);
 pub static TANH: Source = source!("shared/tanh.wgsl", None, &[]);
 pub static MAX_POOL: Source = source!("shared/max_pool.wgsl", None, &[read_write(6, "winners")]);
@@ -255,7 +256,7 @@ pub static EMIT_THROUGH_POOLING: Source =
 pub static SUMS: Source = source!("shared/sums.wgsl", None, &[read_write(9, "words")]);
 
 /// Every file of `shaders/`.
-pub static SOURCES: [&Source; 23] = [
+pub static SOURCES: [&Source; 24] = [
     &GATHER_IMAGES,
     &CONVOLUTION_FORWARD,
     &DENSE_FORWARD,
@@ -272,6 +273,7 @@ pub static SOURCES: [&Source; 23] = [
     &DENSE_LAYER,
     &CONVOLUTION_WEIGHTS,
     &WINDOW,
+    &FLOAT_BITS,
     &RELU,
     &TANH,
     &MAX_POOL,

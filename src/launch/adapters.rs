@@ -30,7 +30,10 @@ pub fn assign(
     };
     let cores = cores_of_each(cores, workers);
     Ok((0..workers)
-        .map(|rank| Assignment { adapter: Some(candidates[rank % candidates.len()].clone()), cores })
+        .map(|rank| Assignment {
+            adapter: Some(candidates[rank % candidates.len()].clone()),
+            cores,
+        })
         .collect())
 }
 

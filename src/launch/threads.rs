@@ -75,9 +75,7 @@ pub fn train_in_threads(
 }
 
 /// Rank 0's summary, or the failure that explains the others: a lost peer is what the others saw.
-fn first_cause(
-    results: Vec<Result<RunSummary, LaunchError>>,
-) -> Result<RunSummary, LaunchError> {
+fn first_cause(results: Vec<Result<RunSummary, LaunchError>>) -> Result<RunSummary, LaunchError> {
     let mut summaries = Vec::with_capacity(results.len());
     let mut failure: Option<LaunchError> = None;
     for result in results {

@@ -338,10 +338,9 @@ impl<'a> DecodedFile<'a> {
         let named = views.iter().map(|(name, view)| (&**name, view.data()));
         let digest = content_sha256(named, &file.metadata);
         if digest != file.metadata(DIGEST_KEY)? {
-            return Err(file.content(
-                format!("content with SHA-256 {digest}"),
-                file.metadata(DIGEST_KEY)?,
-            ));
+            return Err(
+                file.content(format!("content with SHA-256 {digest}"), file.metadata(DIGEST_KEY)?)
+            );
         }
         Ok(file)
     }

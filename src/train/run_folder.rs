@@ -45,9 +45,9 @@ pub struct RunFolder {
 impl RunFolder {
     /// Refuses a folder that holds a run; one that is not there yet is free.
     pub fn check_free(path: &Path) -> Result<(), RunFolderError> {
-        let found = names(path)?.into_iter().find(|name| {
-            name == SUMMARY || name == METRICS || name.starts_with("checkpoint-")
-        });
+        let found = names(path)?
+            .into_iter()
+            .find(|name| name == SUMMARY || name == METRICS || name.starts_with("checkpoint-"));
         match found {
             Some(found) => Err(RunFolderError::Occupied { path: path.to_owned(), found }),
             None => Ok(()),
@@ -65,9 +65,8 @@ impl RunFolder {
     /// repeated and is taken out of `metrics.jsonl`. Refuses a folder that has a newer checkpoint,
     /// which the next run to be resumed would take for its own.
     pub fn resume(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
-        let newer = names(path)?
-            .into_iter()
-            .find(|name| step_of(name).is_some_and(|other| other > step));
+        let newer =
+            names(path)?.into_iter().find(|name| step_of(name).is_some_and(|other| other > step));
         if let Some(newer) = newer {
             return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
         }

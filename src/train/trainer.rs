@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
-use crate::data::{DataPlan, Dataset};
 use crate::data::sampler::{Sampler, share};
+use crate::data::{DataPlan, Dataset};
 use crate::model::initial::initial_parameters;
 use crate::model::layout::{
     BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
@@ -486,11 +486,8 @@ impl Run {
     fn write_checkpoint(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let trainer = &self.trainer;
         let Some(folder) = &trainer.folder else { return Ok(()) };
-        let run = Provenance {
-            config: &trainer.config,
-            data: &trainer.data,
-            dataset: &trainer.dataset,
-        };
+        let run =
+            Provenance { config: &trainer.config, data: &trainer.data, dataset: &trainer.dataset };
         let path = folder.write_checkpoint(run, &trainer.state)?;
         observer.event(Event::Checkpoint { path, step: trainer.state.step });
         Ok(())

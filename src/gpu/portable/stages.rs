@@ -13,6 +13,10 @@ use crate::model::layout::{
 use crate::model::{Activation, Pooling};
 use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
+/// Tiles of one submission. 2,048 samples keep a large GPU busy, stay below a second on a software
+/// adapter, and keep every buffer far below 128 MiB.
+pub const TILES_PER_SUBMISSION_MAX: usize = 128;
+
 /// Samples of a quad: what a vec4 holds.
 const QUAD_SAMPLES: usize = 4;
 
@@ -340,6 +344,7 @@ impl Table {
             &shader::WINDOW,
             self.pooling,
             self.activation,
+            &shader::FLOAT_BITS,
         ];
         Stage {
             label,
@@ -376,7 +381,7 @@ impl Table {
             label,
             kernel: self.kernel(
                 &shader::DENSE_FORWARD,
-                &[&shader::DENSE_LAYER, self.activation],
+                &[&shader::DENSE_LAYER, self.activation, &shader::FLOAT_BITS],
                 vec![("LANES", f64::from(QUAD_LANES))],
             ),
             buffers: vec![
@@ -460,7 +465,7 @@ impl Table {
         d_output: BufferId,
         input: BufferId,
     ) -> Stage {
-        let mut shared = vec![&shader::DENSE_LAYER, self.activation];
+        let mut shared = vec![&shader::DENSE_LAYER, self.activation, &shader::FLOAT_BITS];
         let mut constants = vec![("LANES", f64::from(QUAD_LANES))];
         let mut buffers = vec![
             ("submission", BufferId::Submission),
@@ -489,7 +494,7 @@ impl Table {
 
     fn convolution_backward_input(&self) -> Stage {
         let layer = &CONV2;
-        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation];
+        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation, &shader::FLOAT_BITS];
         let mut constants = vec![
             ("IN_CHANNELS", layer.in_channels as f64),
             ("IN_SIDE", layer.in_side as f64),
