@@ -42,20 +42,38 @@ fn failure(arguments: &[&str]) -> String {
 fn failures_say_what_to_do_next() {
     insta::assert_snapshot!("failure_negative_lr", failure(&["train", "--lr", "-1"]));
     insta::assert_snapshot!("failure_empty_batch", failure(&["train", "--batch", "0"]));
-    insta::assert_snapshot!("failure_adamw_momentum", failure(&["train", "--optimizer", "adamw", "--momentum", "0.5"]));
-    insta::assert_snapshot!("failure_no_such_dataset", failure(&["train", "--dataset", "/nonexistent"]));
-    insta::assert_snapshot!("failure_no_such_checkpoint", failure(&["train", "--resume", "/nonexistent.safetensors"]));
-    insta::assert_snapshot!("failure_no_such_config", failure(&["train", "--config", "/nonexistent.toml"]));
-    insta::assert_snapshot!("failure_rank_out_of_range", failure(&[
-        "worker",
-        "--rank",
-        "2",
-        "--peers",
-        "a:1,b:2",
-        "--cluster-key",
-        "/nonexistent.key"
-    ]));
-    insta::assert_snapshot!("failure_eval_no_such_checkpoint", failure(&["eval", "/nonexistent.safetensors"]));
+    insta::assert_snapshot!(
+        "failure_adamw_momentum",
+        failure(&["train", "--optimizer", "adamw", "--momentum", "0.5"])
+    );
+    insta::assert_snapshot!(
+        "failure_no_such_dataset",
+        failure(&["train", "--dataset", "/nonexistent"])
+    );
+    insta::assert_snapshot!(
+        "failure_no_such_checkpoint",
+        failure(&["train", "--resume", "/nonexistent.safetensors"])
+    );
+    insta::assert_snapshot!(
+        "failure_no_such_config",
+        failure(&["train", "--config", "/nonexistent.toml"])
+    );
+    insta::assert_snapshot!(
+        "failure_rank_out_of_range",
+        failure(&[
+            "worker",
+            "--rank",
+            "2",
+            "--peers",
+            "a:1,b:2",
+            "--cluster-key",
+            "/nonexistent.key"
+        ])
+    );
+    insta::assert_snapshot!(
+        "failure_eval_no_such_checkpoint",
+        failure(&["eval", "/nonexistent.safetensors"])
+    );
 }
 
 #[test]

@@ -137,8 +137,7 @@ fn resuming_with_another_batch_is_refused_by_name() {
     let mut arguments = DATA.to_vec();
     arguments.extend(["--steps", "1"]);
     train(&out, &arguments);
-    let output =
-        annulet().args(["train", "--batch", "64", "--resume"]).arg(&out).output().unwrap();
+    let output = annulet().args(["train", "--batch", "64", "--resume"]).arg(&out).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("batch 128") && text.contains("64"), "{text}");
@@ -169,8 +168,13 @@ fn resuming_never_destroys_what_a_run_has_left() {
     let mut arguments = DATA.to_vec();
     arguments.extend(["--steps", "1", "--kernels", "reference"]);
     train(&other, &arguments);
-    let output =
-        annulet().args(["train", "--resume"]).arg(&older).arg("--out").arg(&other).output().unwrap();
+    let output = annulet()
+        .args(["train", "--resume"])
+        .arg(&older)
+        .arg("--out")
+        .arg(&other)
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("choose another folder"));
 }

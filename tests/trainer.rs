@@ -22,11 +22,7 @@ use annulet::train::metrics::RunSummary;
 use annulet::train::trainer::{TrainError, Trainer, TrainingState};
 
 fn plan() -> DataPlan {
-    DataPlan {
-        dataset: Some("synthetic".into()),
-        train_limit: Some(200),
-        test_limit: Some(20),
-    }
+    DataPlan { dataset: Some("synthetic".into()), train_limit: Some(200), test_limit: Some(20) }
 }
 
 fn config(steps: u64) -> RunConfig {

@@ -175,8 +175,7 @@ impl Supervisor {
                 self.fail(0, LaunchError::NotBound { rank, seconds: BIND_TIMEOUT.as_secs() });
             }
             let patience = if self.training { LAST_WORDS_IN_TRAINING } else { LAST_WORDS };
-            let waited_enough =
-                self.failure.as_ref().is_some_and(|f| f.since.elapsed() > patience);
+            let waited_enough = self.failure.as_ref().is_some_and(|f| f.since.elapsed() > patience);
             if waited_enough || group.abort.load(Ordering::Relaxed) {
                 break;
             }
