@@ -6,9 +6,10 @@
 //! ```
 
 use annulet::config::{Length, RunConfig};
+use annulet::data::DataPlan;
 use annulet::launch::LaunchError;
 use annulet::launch::threads::train_in_threads;
-use annulet::launch::worker::{DataPlan, NetworkPlan, WorkerPlan};
+use annulet::launch::worker::{NetworkPlan, WorkerPlan};
 use annulet::train::event::Silent;
 
 fn main() -> Result<(), LaunchError> {

@@ -1,6 +1,7 @@
 // The gradients of a convolution's weights and bias: a partial sum for each tile.
 //
-// input (C, S, S; quads) with its padding, d_output (D, O, O + 2 * MARGIN; quads)
+// input (tiles, C, S, S, 4 quads) with its padding, d_output (tiles, D, O, O, 4 quads) with its
+// margins
 // -> partials (tiles, tensors of both convolutions).
 //
 // A workgroup computes the 5x5 kernel of one input channel and four output channels for one tile.
@@ -8,14 +9,7 @@
 // along its rows with five inputs in registers, one for each kernel column. Then the workgroup
 // adds up, always in the same order.
 
-override IN_CHANNELS: u32;
-override IN_SIDE: u32;
-override OUT_CHANNELS: u32;
-override OUT_SIDE: u32;
-override MARGIN: u32;
-// Places of weights and bias in a tile's partials, and all of the tile's.
-override WEIGHT: u32;
-override BIAS: u32;
+// Elements of a tile's partials.
 override PARTIALS: u32;
 // Invocations that share the output's rows.
 override ROW_LANES: u32;
@@ -35,8 +29,12 @@ fn convolution_backward_weights(
     @builtin(local_invocation_id) local: vec3u,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let in_channel = group.x % IN_CHANNELS;
-    let channel = 4u * (group.x / IN_CHANNELS);
+    let in_channels = layer.in_channels;
+    let in_side = layer.in_side;
+    let out_channels = layer.out_channels;
+    let out_side = layer.out_side;
+    let in_channel = group.x % in_channels;
+    let channel = 4u * (group.x / in_channels);
     let tile = group.y;
     let quad = 4u * tile + local.x;
     let row = local.z;
@@ -48,21 +46,26 @@ fn convolution_backward_weights(
     var s4 = vec4f(0.0);
     var bias = vec4f(0.0);
     if quad < quad_count() {
-        let stride = OUT_SIDE + 2u * MARGIN;
-        let plane = OUT_SIDE * stride;
-        for (var y = local.y; y < OUT_SIDE; y += ROW_LANES) {
-            let x_first = (in_channel * IN_SIDE + y + row) * IN_SIDE;
-            let d_first = channel * plane + y * stride + MARGIN;
-            var x0 = input(x_first, quad);
-            var x1 = input(x_first + 1u, quad);
-            var x2 = input(x_first + 2u, quad);
-            var x3 = input(x_first + 3u, quad);
-            for (var x = 0u; x < OUT_SIDE; x++) {
-                let x4 = input(x_first + x + 4u, quad);
-                let d0 = d_output(d_first + x, quad);
-                let d1 = d_output(d_first + x + plane, quad);
-                let d2 = d_output(d_first + x + 2u * plane, quad);
-                let d3 = d_output(d_first + x + 3u * plane, quad);
+        // From one row of d_output to the next, and from one channel to the next.
+        let stride = 4u * (out_side + 2u * layer.column_margin);
+        let plane = stride * (out_side + 2u * layer.row_margin);
+        let x_first = quad_start(quad, in_channels * in_side * in_side)
+            + 4u * (in_channel * in_side + row) * in_side;
+        let d_first = quad_start(quad, out_channels * plane / 4u) + channel * plane
+            + layer.row_margin * stride + 4u * layer.column_margin;
+        for (var y = local.y; y < out_side; y += ROW_LANES) {
+            var x = x_first + 4u * y * in_side;
+            var d = d_first + y * stride;
+            var x0 = input(x);
+            var x1 = input(x + 4u);
+            var x2 = input(x + 8u);
+            var x3 = input(x + 12u);
+            for (var i = 0u; i < out_side; i++) {
+                let x4 = input(x + 16u);
+                let d0 = d_output(d);
+                let d1 = d_output(d + plane);
+                let d2 = d_output(d + 2u * plane);
+                let d3 = d_output(d + 3u * plane);
                 s0 += vec4f(dot(d0, x0), dot(d1, x0), dot(d2, x0), dot(d3, x0));
                 s1 += vec4f(dot(d0, x1), dot(d1, x1), dot(d2, x1), dot(d3, x1));
                 s2 += vec4f(dot(d0, x2), dot(d1, x2), dot(d2, x2), dot(d3, x2));
@@ -74,6 +77,8 @@ fn convolution_backward_weights(
                 x1 = x2;
                 x2 = x3;
                 x3 = x4;
+                x += 4u;
+                d += 4u;
             }
         }
     }
@@ -98,13 +103,13 @@ fn convolution_backward_weights(
         sum += shares[first + i];
     }
     // From one output channel to the next.
-    let step = select(IN_CHANNELS * 25u, 1u, is_bias);
-    let weight = WEIGHT + (channel * IN_CHANNELS + in_channel) * 25u + lane;
-    let place = tile * PARTIALS + select(weight, BIAS + channel, is_bias);
+    let step = select(in_channels * 25u, 1u, is_bias);
+    let weight = layer.weight + (channel * in_channels + in_channel) * 25u + lane;
+    let place = tile * PARTIALS + select(weight, layer.bias + channel, is_bias);
     partials[place] = sum.x;
     partials[place + step] = sum.y;
     // The last group of channels may have two.
-    if channel + 2u < OUT_CHANNELS {
+    if channel + 2u < out_channels {
         partials[place + 2u * step] = sum.z;
         partials[place + 3u * step] = sum.w;
     }

@@ -1,18 +1,11 @@
 // Convolution with a 5x5 kernel, activation and 2x2 pooling.
 //
-// input (C, S, S; quads) with its padding, weights, bias (D)
-// -> pooled (D, P, P; quads) and what the pooling keeps for the backward pass.
+// input (tiles, C, S, S, 4 quads) with its padding, weights, bias (D)
+// -> pooled (tiles, D, P, P, 4 quads) and what the pooling keeps for the backward pass.
 //
 // An invocation computes one pooled place of four output channels for a quad of samples: a 2x2
 // window of the convolution, whose 6x6 inputs it reads once for each input channel.
 
-override IN_CHANNELS: u32;
-override IN_SIDE: u32;
-override OUT_CHANNELS: u32;
-override POOLED_SIDE: u32;
-// Where the layer begins in `weights`; the bias in the parameters.
-override WEIGHT: u32;
-override BIAS: u32;
 override LANES: u32;
 
 @group(0) @binding(5) var<storage, read> bias: array<f32>;
@@ -23,26 +16,30 @@ fn convolution_forward(
     @builtin(workgroup_id) group: vec3u,
     @builtin(global_invocation_id) id: vec3u,
 ) {
+    let in_channels = layer.in_channels;
+    let in_side = layer.in_side;
+    let out_channels = layer.out_channels;
+    let pooled_side = layer.out_side / 2u;
     let quad = id.x % quad_count();
     let place = id.x / quad_count();
-    if place >= POOLED_SIDE * POOLED_SIDE {
+    if place >= pooled_side * pooled_side {
         return;
     }
-    let top = 2u * (place / POOLED_SIDE);
-    let left = 2u * (place % POOLED_SIDE);
 
-    var sum0 = Window(vec4f(0.0), vec4f(0.0), vec4f(0.0), vec4f(0.0));
-    var sum1 = sum0;
-    var sum2 = sum0;
-    var sum3 = sum0;
-    for (var c = 0u; c < IN_CHANNELS; c++) {
+    let top = 2u * (place / pooled_side);
+    let left = 2u * (place % pooled_side);
+    var upper_row = quad_start(quad, in_channels * in_side * in_side) + 4u * (top * in_side + left);
+    var w = layer.forward_weight + group.y * in_channels * 25u;
+    var sum0 = empty_window();
+    var sum1 = empty_window();
+    var sum2 = empty_window();
+    var sum3 = empty_window();
+    for (var c = 0u; c < in_channels; c++) {
         // The rows of input under kernel row i of the window's upper and lower outputs; the lower
         // one serves again as the upper one of the next kernel row.
-        let first = (c * IN_SIDE + top) * IN_SIDE + left;
-        var upper = read_row(first, quad);
-        for (var i = 0u; i < 5u; i++) {
-            let lower = read_row(first + (i + 1u) * IN_SIDE, quad);
-            let w = WEIGHT + ((group.y * IN_CHANNELS + c) * 5u + i) * 5u;
+        var upper = read_row(upper_row);
+        for (var i = 1u; i <= 5u; i++) {
+            let lower = read_row(upper_row + 4u * i * in_side);
             let w0 = weights[w];
             let w1 = weights[w + 1u];
             let w2 = weights[w + 2u];
@@ -53,63 +50,33 @@ fn convolution_forward(
             sum2 = add_row(sum2, upper, lower, w0.z, w1.z, w2.z, w3.z, w4.z);
             sum3 = add_row(sum3, upper, lower, w0.w, w1.w, w2.w, w3.w, w4.w);
             upper = lower;
+            w += 5u;
         }
+        upper_row += 4u * in_side * in_side;
     }
 
+    // A loop, since activation and pooling are long. The last group may have fewer channels.
     let channel = 4u * group.y;
-    finish(channel, place, quad, sum0);
-    finish(channel + 1u, place, quad, sum1);
-    finish(channel + 2u, place, quad, sum2);
-    finish(channel + 3u, place, quad, sum3);
-}
-
-// Six inputs side by side.
-struct Row {
-    x0: vec4f,
-    x1: vec4f,
-    x2: vec4f,
-    x3: vec4f,
-    x4: vec4f,
-    x5: vec4f,
-}
-
-fn read_row(first: u32, quad: u32) -> Row {
-    return Row(
-        input(first, quad),
-        input(first + 1u, quad),
-        input(first + 2u, quad),
-        input(first + 3u, quad),
-        input(first + 4u, quad),
-        input(first + 5u, quad),
-    );
-}
-
-// One kernel row on the two input rows of a window.
-fn add_row(
-    sum: Window,
-    upper: Row,
-    lower: Row,
-    w0: f32,
-    w1: f32,
-    w2: f32,
-    w3: f32,
-    w4: f32,
-) -> Window {
-    return Window(
-        sum.a + w0 * upper.x0 + w1 * upper.x1 + w2 * upper.x2 + w3 * upper.x3 + w4 * upper.x4,
-        sum.b + w0 * upper.x1 + w1 * upper.x2 + w2 * upper.x3 + w3 * upper.x4 + w4 * upper.x5,
-        sum.c + w0 * lower.x0 + w1 * lower.x1 + w2 * lower.x2 + w3 * lower.x3 + w4 * lower.x4,
-        sum.d + w0 * lower.x1 + w1 * lower.x2 + w2 * lower.x3 + w3 * lower.x4 + w4 * lower.x5,
-    );
-}
-
-// The last group of channels may have fewer than four.
-fn finish(channel: u32, place: u32, quad: u32, sum: Window) {
-    if channel >= OUT_CHANNELS {
-        return;
+    let plane = pooled_side * pooled_side;
+    let first = quad_start(quad, out_channels * plane) + 4u * (channel * plane + place);
+    for (var i = 0u; i < min(4u, out_channels - channel); i++) {
+        var sum = sum0;
+        if i == 1u { sum = sum1; }
+        if i == 2u { sum = sum2; }
+        if i == 3u { sum = sum3; }
+        let b = bias[layer.bias + channel + i];
+        let index = first + 4u * i * plane;
+        pooled[index] = pool(Window(sum.a + b, sum.b + b, sum.c + b, sum.d + b), index);
     }
-    let b = bias[BIAS + channel];
-    let convolved = Window(sum.a + b, sum.b + b, sum.c + b, sum.d + b);
-    let index = quad_index(channel * POOLED_SIDE * POOLED_SIDE + place, quad);
-    pooled[index] = pool(convolved, index);
+}
+
+fn read_row(first: u32) -> Row {
+    return Row(
+        input(first),
+        input(first + 4u),
+        input(first + 8u),
+        input(first + 12u),
+        input(first + 16u),
+        input(first + 20u),
+    );
 }

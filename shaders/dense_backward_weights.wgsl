@@ -1,21 +1,12 @@
 // The gradients of a fully connected layer's weights and bias, in exact sums.
 //
-// input (I; quads), d_output (O; quads), padded to a multiple of 4 -> words.
+// input (tiles, I, 4 quads), d_output (tiles, rows, 4 quads) -> words.
 //
 // An invocation computes four outputs by four inputs: for each tile a partial sum over its
 // samples, rounded to fixed point and added to a running integer sum. One more column of
 // invocations has an input of 1 and gives the bias. Tiles are dealt out along z; the sums are
 // exact, so the number of workgroups along z does not show.
 
-override INPUTS: u32;
-override OUTPUTS: u32;
-// Words of the sums and of the maxima; indices among the scales.
-override WEIGHT_SUM: u32;
-override BIAS_SUM: u32;
-override WEIGHT_MAXIMUM: u32;
-override BIAS_MAXIMUM: u32;
-override WEIGHT_SCALE: u32;
-override BIAS_SCALE: u32;
 override LANES: u32;
 
 @compute @workgroup_size(LANES)
@@ -24,12 +15,14 @@ fn dense_backward_weights(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(global_invocation_id) id: vec3u,
 ) {
+    let columns = layer.inputs;
+    let rows = layer.rows;
     let inputs = 4u * id.x;
-    if inputs > INPUTS {
+    if inputs > columns {
         return;
     }
-    let is_bias = inputs == INPUTS;
-    let scale = select(WEIGHT_SCALE, BIAS_SCALE, is_bias);
+    let is_bias = inputs == columns;
+    let scale = select(layer.weight_scale, layer.bias_scale, is_bias);
     let outputs = 4u * group.y;
 
     // Variable: output, component: input.
@@ -45,15 +38,16 @@ fn dense_backward_weights(
         var p3 = vec4f(0.0);
         for (var quad = 4u * tile; quad < quads_end(tile); quad++) {
             // The bias column reads some input all the same: a branch costs more.
-            let first = min(inputs, INPUTS - 4u);
-            let x0 = select(input(first, quad), vec4f(1.0), is_bias);
-            let x1 = input(first + 1u, quad);
-            let x2 = input(first + 2u, quad);
-            let x3 = input(first + 3u, quad);
-            let d0 = d_output(outputs, quad);
-            let d1 = d_output(outputs + 1u, quad);
-            let d2 = d_output(outputs + 2u, quad);
-            let d3 = d_output(outputs + 3u, quad);
+            let x = quad_start(quad, columns) + 4u * min(inputs, columns - 4u);
+            let x0 = select(input(x), vec4f(1.0), is_bias);
+            let x1 = input(x + 4u);
+            let x2 = input(x + 8u);
+            let x3 = input(x + 12u);
+            let d = quad_start(quad, rows) + 4u * outputs;
+            let d0 = d_output(d);
+            let d1 = d_output(d + 4u);
+            let d2 = d_output(d + 8u);
+            let d3 = d_output(d + 12u);
             p0 += vec4f(dot(d0, x0), dot(d0, x1), dot(d0, x2), dot(d0, x3));
             p1 += vec4f(dot(d1, x0), dot(d1, x1), dot(d1, x2), dot(d1, x3));
             p2 += vec4f(dot(d2, x0), dot(d2, x1), dot(d2, x2), dot(d2, x3));
@@ -69,32 +63,25 @@ fn dense_backward_weights(
 
     if is_bias {
         // The other three inputs of the bias column do not exist.
-        raise_word(BIAS_MAXIMUM, largest.x);
-        add_bias(outputs, sum0.x);
-        add_bias(outputs + 1u, sum1.x);
-        add_bias(outputs + 2u, sum2.x);
-        add_bias(outputs + 3u, sum3.x);
+        raise_word(layer.bias_maximum, largest.x);
     } else {
-        raise_word(WEIGHT_MAXIMUM, max(max(largest.x, largest.y), max(largest.z, largest.w)));
-        add_weights(outputs, inputs, sum0);
-        add_weights(outputs + 1u, inputs, sum1);
-        add_weights(outputs + 2u, inputs, sum2);
-        add_weights(outputs + 3u, inputs, sum3);
+        let most = max(max(largest.x, largest.y), max(largest.z, largest.w));
+        raise_word(layer.weight_maximum, most);
     }
-}
-
-fn add_bias(output: u32, sum: u32) {
-    if output < OUTPUTS {
-        add_to_word(BIAS_SUM + output, sum);
-    }
-}
-
-fn add_weights(output: u32, inputs: u32, sum: vec4u) {
-    if output < OUTPUTS {
-        let first = WEIGHT_SUM + output * INPUTS + inputs;
-        add_to_word(first, sum.x);
-        add_to_word(first + 1u, sum.y);
-        add_to_word(first + 2u, sum.z);
-        add_to_word(first + 3u, sum.w);
+    // The last group may have fewer outputs.
+    for (var i = 0u; i < min(4u, layer.outputs - outputs); i++) {
+        var sum = sum0;
+        if i == 1u { sum = sum1; }
+        if i == 2u { sum = sum2; }
+        if i == 3u { sum = sum3; }
+        if is_bias {
+            add_to_word(layer.bias_sum + outputs + i, sum.x);
+        } else {
+            let first = layer.weight_sum + (outputs + i) * columns + inputs;
+            add_to_word(first, sum.x);
+            add_to_word(first + 1u, sum.y);
+            add_to_word(first + 2u, sum.z);
+            add_to_word(first + 3u, sum.w);
+        }
     }
 }

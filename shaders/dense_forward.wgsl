@@ -1,13 +1,9 @@
 // A fully connected layer and its activation.
 //
-// input (I; quads), weights (O, I), bias (O) -> output (O; quads).
+// input (tiles, I, 4 quads), weights (O, I), bias (O) -> output (tiles, O, 4 quads).
 //
 // An invocation computes four outputs for a quad of samples.
 
-override INPUTS: u32;
-// Where the layer's tensors begin in the parameters, in vec4.
-override WEIGHT: u32;
-override BIAS: u32;
 override LANES: u32;
 
 @group(0) @binding(7) var<storage, read_write> output: array<vec4f>;
@@ -21,29 +17,31 @@ fn dense_forward(
     if quad >= quad_count() {
         return;
     }
-    let bias = parameters(BIAS + group.y);
+    let bias = parameters(layer.bias + group.y);
     var sum0 = vec4f(bias.x);
     var sum1 = vec4f(bias.y);
     var sum2 = vec4f(bias.z);
     var sum3 = vec4f(bias.w);
-    let row = INPUTS / 4u;
-    let first = WEIGHT + 4u * group.y * row;
+    let row = layer.inputs / 4u;
+    let weight = layer.weight + 4u * group.y * row;
+    let x = quad_start(quad, layer.inputs);
     for (var i = 0u; i < row; i++) {
-        let x0 = input(4u * i, quad);
-        let x1 = input(4u * i + 1u, quad);
-        let x2 = input(4u * i + 2u, quad);
-        let x3 = input(4u * i + 3u, quad);
-        let w0 = parameters(first + i);
-        let w1 = parameters(first + row + i);
-        let w2 = parameters(first + 2u * row + i);
-        let w3 = parameters(first + 3u * row + i);
+        let x0 = input(x + 16u * i);
+        let x1 = input(x + 16u * i + 4u);
+        let x2 = input(x + 16u * i + 8u);
+        let x3 = input(x + 16u * i + 12u);
+        let w0 = parameters(weight + i);
+        let w1 = parameters(weight + i + row);
+        let w2 = parameters(weight + i + 2u * row);
+        let w3 = parameters(weight + i + 3u * row);
         sum0 += w0.x * x0 + w0.y * x1 + w0.z * x2 + w0.w * x3;
         sum1 += w1.x * x0 + w1.y * x1 + w1.z * x2 + w1.w * x3;
         sum2 += w2.x * x0 + w2.y * x1 + w2.z * x2 + w2.w * x3;
         sum3 += w3.x * x0 + w3.y * x1 + w3.z * x2 + w3.w * x3;
     }
-    output[quad_index(4u * group.y, quad)] = activate(sum0);
-    output[quad_index(4u * group.y + 1u, quad)] = activate(sum1);
-    output[quad_index(4u * group.y + 2u, quad)] = activate(sum2);
-    output[quad_index(4u * group.y + 3u, quad)] = activate(sum3);
+    let index = quad_start(quad, layer.outputs) + 16u * group.y;
+    output[index] = activate(sum0);
+    output[index + 4u] = activate(sum1);
+    output[index + 8u] = activate(sum2);
+    output[index + 12u] = activate(sum3);
 }

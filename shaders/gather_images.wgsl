@@ -1,6 +1,6 @@
 // The submission's images from the data set, normalized, with two zeros on each side.
 //
-// pixels (images, 28, 28) bytes, samples -> images (32, 32; quads).
+// pixels (images, 28, 28) bytes, samples -> images (tiles, 32, 32, 4 quads).
 //
 // An invocation handles four neighbouring pixels, a word, of a quad of samples.
 
@@ -33,9 +33,9 @@ fn gather_images(@builtin(global_invocation_id) id: vec3u) {
     );
     let y = word / ROW_WORDS + PADDING;
     let x = 4u * (word % ROW_WORDS) + PADDING;
+    let first = quad_start(quad, PADDED_SIDE * PADDED_SIDE) + 4u * (y * PADDED_SIDE + x);
     for (var i = 0u; i < 4u; i++) {
         let grey = vec4f((words >> vec4u(8u * i)) & vec4u(0xffu));
-        images[quad_index(y * PADDED_SIDE + x + i, quad)] =
-            grey * submission.pixel_scale + submission.pixel_offset;
+        images[first + 4u * i] = grey * submission.pixel_scale + submission.pixel_offset;
     }
 }

@@ -85,6 +85,9 @@ pub enum Kernels {
 /// The largest global batch: indices and counts stay far from 32-bit limits.
 pub const BATCH_MAX: usize = 1 << 20;
 
+/// The largest number of epochs or steps: with any data set's steps an epoch it fits 64 bits.
+const LENGTH_MAX: u64 = 1 << 32;
+
 /// A value that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -104,6 +107,17 @@ impl RunConfig {
         }
         if !(self.lr.is_finite() && self.lr > 0.0) {
             return Err(ConfigError::LearningRate(self.lr.to_string()));
+        }
+        let (flag, length) = match self.length {
+            Length::Epochs(epochs) => ("epochs", epochs),
+            Length::Steps(steps) => ("steps", steps),
+        };
+        if !(1..=LENGTH_MAX).contains(&length) {
+            return Err(ConfigError::Range {
+                flag,
+                value: length.to_string(),
+                expected: "between 1 and 4294967296",
+            });
         }
         match self.optimizer {
             OptimizerConfig::Sgd { momentum, nesterov, weight_decay } => {

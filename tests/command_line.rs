@@ -41,25 +41,49 @@ fn failure(arguments: &[&str]) -> String {
 
 #[test]
 fn failures_say_what_to_do_next() {
-    insta::assert_snapshot!(failure(&["train", "--lr", "-1"]));
-    insta::assert_snapshot!(failure(&["train", "--batch", "0"]));
-    insta::assert_snapshot!(failure(&["train", "--optimizer", "adamw", "--momentum", "0.5"]));
-    insta::assert_snapshot!(failure(&["train", "--dataset", "/nonexistent"]));
-    insta::assert_snapshot!(failure(&["train", "--resume", "/nonexistent.safetensors"]));
-    insta::assert_snapshot!(failure(&["train", "--config", "/nonexistent.toml"]));
-    insta::assert_snapshot!(failure(&[
-        "worker",
-        "--rank",
-        "2",
-        "--peers",
-        "a:1,b:2",
-        "--cluster-key",
-        "/nonexistent.key"
-    ]));
-    insta::assert_snapshot!(failure(&["eval", "/nonexistent.safetensors"]));
-    insta::assert_snapshot!(failure(&["train", "--mtu", "9000"]));
-    insta::assert_snapshot!(failure(&["train", "--congestion", "fixed:1000"]));
-    insta::assert_snapshot!(failure(&["bench", "collective", "-b", "2K", "-e", "1K"]));
+    insta::assert_snapshot!("failure_negative_lr", failure(&["train", "--lr", "-1"]));
+    insta::assert_snapshot!("failure_empty_batch", failure(&["train", "--batch", "0"]));
+    insta::assert_snapshot!(
+        "failure_adamw_momentum",
+        failure(&["train", "--optimizer", "adamw", "--momentum", "0.5"])
+    );
+    insta::assert_snapshot!(
+        "failure_no_such_dataset",
+        failure(&["train", "--dataset", "/nonexistent"])
+    );
+    insta::assert_snapshot!(
+        "failure_no_such_checkpoint",
+        failure(&["train", "--resume", "/nonexistent.safetensors"])
+    );
+    insta::assert_snapshot!(
+        "failure_no_such_config",
+        failure(&["train", "--config", "/nonexistent.toml"])
+    );
+    insta::assert_snapshot!(
+        "failure_rank_out_of_range",
+        failure(&[
+            "worker",
+            "--rank",
+            "2",
+            "--peers",
+            "a:1,b:2",
+            "--cluster-key",
+            "/nonexistent.key"
+        ])
+    );
+    insta::assert_snapshot!(
+        "failure_eval_no_such_checkpoint",
+        failure(&["eval", "/nonexistent.safetensors"])
+    );
+    insta::assert_snapshot!("failure_mtu_with_gso", failure(&["train", "--mtu", "9000"]));
+    insta::assert_snapshot!(
+        "failure_small_window",
+        failure(&["train", "--congestion", "fixed:1000"])
+    );
+    insta::assert_snapshot!(
+        "failure_bench_without_size",
+        failure(&["bench", "collective", "-b", "2K", "-e", "1K"])
+    );
 }
 
 #[test]
@@ -115,6 +139,20 @@ fn a_variable_stands_in_for_a_flag_and_a_flag_wins() {
     };
     assert_eq!(batch("variable", &[]), 50);
     assert_eq!(batch("flag", &["--batch", "25"]), 25);
+}
+
+#[test]
+fn a_length_on_the_command_line_wins_over_one_in_a_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = annulet()
+        .env("ANNULET_EPOCHS", "50")
+        .args(["train", "--json", "--dataset", "synthetic", "--train-limit", "64"])
+        .args(["--test-limit", "1", "--steps", "1", "--kernels", "reference", "--out"])
+        .arg(folder.path().join("run"))
+        .output()
+        .unwrap();
+    let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(run["config"]["length"]["steps"], 1);
 }
 
 #[test]

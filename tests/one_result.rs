@@ -43,6 +43,29 @@ fn batch_1() {
     assert_all_equal(&digests("1", "5", &["1", "2", "3", "4", "7"]));
 }
 
+/// On a software adapter the matrix above runs on the lane kernels; GPUs run the portable ones.
+#[test]
+fn every_kernel_set_and_both_models() {
+    let folder = tempfile::tempdir().unwrap();
+    for kernels in ["portable", "lane", "reference"] {
+        for model in ["lenet5", "lenet5-classic"] {
+            let results: Vec<_> = ["1", "3"]
+                .iter()
+                .map(|workers| {
+                    let mut arguments = DATA.to_vec();
+                    arguments.extend(["--batch", "100", "--steps", "3", "--workers", workers]);
+                    arguments.extend(["--kernels", kernels, "--model", model]);
+                    train(&folder.path().join(format!("{kernels}-{model}-{workers}")), &arguments)
+                })
+                .collect();
+            let [one, three] = &results[..] else { unreachable!("two runs") };
+            assert_eq!(one["kernels"], kernels);
+            assert_eq!(params_sha256(one), params_sha256(three), "{kernels} {model}");
+            assert_eq!(one["test_loss"], three["test_loss"], "{kernels} {model}");
+        }
+    }
+}
+
 #[test]
 fn another_seed_is_another_result() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,9 +120,10 @@ fn a_resumed_run_equals_an_uninterrupted_one() {
 
         // From the middle of the first epoch and with other workers, into another folder.
         let checkpoint = whole.join("checkpoint-5.safetensors");
-        let mut resumed = DATA.to_vec();
-        resumed.extend(["--workers", "3", "--resume", checkpoint.to_str().unwrap()]);
-        let resumed = train(&folder.path().join("resumed"), &resumed);
+        let resumed = train(
+            &folder.path().join("resumed"),
+            &["--workers", "3", "--resume", checkpoint.to_str().unwrap()],
+        );
         assert_eq!(params_sha256(&resumed), params_sha256(&uninterrupted));
         assert_eq!(resumed["test_loss"], uninterrupted["test_loss"]);
         assert_eq!(resumed["steps"], uninterrupted["steps"]);
@@ -113,12 +137,7 @@ fn resuming_with_another_batch_is_refused_by_name() {
     let mut arguments = DATA.to_vec();
     arguments.extend(["--steps", "1"]);
     train(&out, &arguments);
-    let output = annulet()
-        .args(["train", "--batch", "64", "--resume"])
-        .arg(&out)
-        .args(DATA)
-        .output()
-        .unwrap();
+    let output = annulet().args(["train", "--batch", "64", "--resume"]).arg(&out).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("batch 128") && text.contains("64"), "{text}");
@@ -149,4 +168,40 @@ fn algorithms_and_overlap_are_no_part_of_the_result() {
     assert_eq!(params_sha256(&apart), params_sha256(&alone));
     let predicted = apart["selections"].as_array().unwrap();
     assert!(predicted.iter().all(|selection| selection["predicted_us"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn resuming_never_destroys_what_a_run_has_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut arguments = DATA.to_vec();
+    arguments.extend(["--steps", "4", "--checkpoint-every", "2", "--kernels", "reference"]);
+    train(&out, &arguments);
+    let summary = std::fs::read(out.join("run.json")).unwrap();
+
+    // A finished run has nothing left to train; its summary stays.
+    let output = annulet().args(["train", "--resume"]).arg(&out).output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(std::fs::read(out.join("run.json")).unwrap(), summary);
+
+    // From an older checkpoint the run would leave two histories in one folder.
+    let older = out.join("checkpoint-2.safetensors");
+    let output = annulet().args(["train", "--resume"]).arg(&older).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("checkpoint-4"));
+
+    // Another run's folder is not taken.
+    let other = folder.path().join("other");
+    let mut arguments = DATA.to_vec();
+    arguments.extend(["--steps", "1", "--kernels", "reference"]);
+    train(&other, &arguments);
+    let output = annulet()
+        .args(["train", "--resume"])
+        .arg(&older)
+        .arg("--out")
+        .arg(&other)
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("choose another folder"));
 }

@@ -17,8 +17,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A variable that the children inherit, by which they are found.
 const MARK: &str = "TEST_MARK";
 
+/// A launcher that does not outlive its test, even one that fails.
+struct Launcher(Child);
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts a long run with 3 workers and waits until it trains.
-fn start(out: &Path, mark: &str) -> Child {
+fn start(out: &Path, mark: &str) -> Launcher {
     let child = annulet()
         .env(MARK, mark)
         .args(["train", "--workers", "3", "--dataset", "synthetic", "--kernels", "reference"])
@@ -28,6 +38,7 @@ fn start(out: &Path, mark: &str) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let child = Launcher(child);
     let metrics = out.join("metrics.jsonl");
     wait_for("the first steps", || {
         std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() > 2)
@@ -87,9 +98,9 @@ fn ctrl_c_ends_the_run_at_a_step_with_a_checkpoint() {
     let out = folder.path().join("run");
     let mut launcher = start(&out, "interrupt");
     assert_eq!(workers("interrupt").len(), 3);
-    signal(launcher.id(), "INT");
-    assert_eq!(exit_code(&mut launcher), Some(130));
-    let text = stderr_of(&mut launcher);
+    signal(launcher.0.id(), "INT");
+    assert_eq!(exit_code(&mut launcher.0), Some(130));
+    let text = stderr_of(&mut launcher.0);
     assert!(text.contains("--resume"), "{text}");
     wait_for("the workers' end", || workers("interrupt").is_empty());
     let run: serde_json::Value =
@@ -104,19 +115,56 @@ fn a_killed_launcher_leaves_no_worker() {
     let folder = tempfile::tempdir().unwrap();
     let mut launcher = start(&folder.path().join("run"), "orphan");
     assert_eq!(workers("orphan").len(), 3);
-    signal(launcher.id(), "KILL");
-    launcher.wait().unwrap();
+    signal(launcher.0.id(), "KILL");
+    launcher.0.wait().unwrap();
     wait_for("the workers' end", || workers("orphan").is_empty());
 }
 
 #[test]
 fn a_killed_worker_is_named_and_takes_the_others_along() {
     let folder = tempfile::tempdir().unwrap();
-    let mut launcher = start(&folder.path().join("run"), "victim");
-    let victim = workers("victim")[1];
+    let out = folder.path().join("run");
+    let mut launcher = start(&out, "victim");
+    // The highest process id is not rank 0's, whose files are looked at below.
+    let victim = workers("victim").into_iter().max().unwrap();
     signal(victim, "KILL");
-    assert_eq!(exit_code(&mut launcher), Some(5));
-    let text = stderr_of(&mut launcher);
+    assert_eq!(exit_code(&mut launcher.0), Some(5));
+    let text = stderr_of(&mut launcher.0);
     assert!(text.contains("signal: 9"), "{text}");
     wait_for("the workers' end", || workers("victim").is_empty());
+    // What was trained is not lost, though no checkpoint was asked for.
+    let checkpoints = std::fs::read_dir(&out)
+        .unwrap()
+        .filter(|entry| {
+            let name = entry.as_ref().unwrap().file_name();
+            name.to_string_lossy().starts_with("checkpoint-")
+        })
+        .count();
+    assert_eq!(checkpoints, 1);
+}
+
+#[test]
+fn two_interrupts_end_the_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut launcher = start(&folder.path().join("run"), "twice");
+    // SIGTERM asks for the same as Ctrl-C. A stopped worker cannot reach the end of its step.
+    signal(workers("twice")[2], "STOP");
+    signal(launcher.0.id(), "TERM");
+    let mut stderr = launcher.0.stderr.take().unwrap();
+    read_until(&mut stderr, "once more to stop at once");
+    signal(launcher.0.id(), "INT");
+    assert_eq!(exit_code(&mut launcher.0), Some(130));
+    wait_for("the workers' end", || workers("twice").is_empty());
+}
+
+fn read_until(stderr: &mut impl Read, text: &str) {
+    let mut read = Vec::new();
+    let mut byte = [0];
+    while stderr.read(&mut byte).unwrap() > 0 {
+        read.push(byte[0]);
+        if String::from_utf8_lossy(&read).contains(text) {
+            return;
+        }
+    }
+    panic!("never said {text:?}: {}", String::from_utf8_lossy(&read));
 }

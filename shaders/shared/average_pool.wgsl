@@ -1,15 +1,7 @@
 // An activation, then the mean of each 2x2 window.
 
-// (features, quads) The activations that were averaged.
-@group(0) @binding(6) var<storage, read_write> windows: array<Window>;
-
-// The four places of a window in row-major order, each over the samples of a quad.
-struct Window {
-    a: vec4f,
-    b: vec4f,
-    c: vec4f,
-    d: vec4f,
-}
+// (tiles, features, 4 quads, 4) The activations that were averaged.
+@group(0) @binding(6) var<storage, read_write> windows: array<vec4f>;
 
 fn pool(convolved: Window, index: u32) -> vec4f {
     let values = Window(
@@ -18,18 +10,19 @@ fn pool(convolved: Window, index: u32) -> vec4f {
         activate(convolved.c),
         activate(convolved.d),
     );
-    windows[index] = values;
+    windows[4u * index] = values.a;
+    windows[4u * index + 1u] = values.b;
+    windows[4u * index + 2u] = values.c;
+    windows[4u * index + 3u] = values.d;
     return 0.25 * (values.a + values.b + values.c + values.d);
 }
 
-// The gradient of the convolution's output, given that of a pooled value.
-fn unpool(d_pooled: vec4f, index: u32) -> Window {
-    let values = windows[index];
-    let d = 0.25 * d_pooled;
-    return Window(
-        through_activation(values.a, d),
-        through_activation(values.b, d),
-        through_activation(values.c, d),
-        through_activation(values.d, d),
-    );
+// What `unpool` needs to know of a pooled value: where its activations lie.
+fn read_kept(index: u32) -> vec4u {
+    return vec4u(4u * index);
+}
+
+// The gradient of the convolution's output at one place of a window, given that of the pooled value.
+fn unpool(d_pooled: vec4f, kept: vec4u, place: u32) -> vec4f {
+    return through_activation(windows[kept.x + place], 0.25 * d_pooled);
 }

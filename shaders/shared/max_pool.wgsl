@@ -1,18 +1,10 @@
 // ReLU, then the maximum of each 2x2 window.
 
-// (features, quads) The place that won, a byte a sample: 0 to 3 in row-major order, or NONE where
+// (tiles, features, 4 quads) The place that won, a byte a sample: 0 to 3 in row-major order, or NONE where
 // ReLU lets no gradient through.
 @group(0) @binding(6) var<storage, read_write> winners: array<u32>;
 
 const NONE = 4u;
-
-// The four places of a window in row-major order, each over the samples of a quad.
-struct Window {
-    a: vec4f,
-    b: vec4f,
-    c: vec4f,
-    d: vec4f,
-}
 
 // The first of equal maxima wins, a NaN wins over everything, as in PyTorch.
 fn pool(convolved: Window, index: u32) -> vec4f {
@@ -28,24 +20,22 @@ fn pool(convolved: Window, index: u32) -> vec4f {
     value = select(value, convolved.d, d);
     winner = select(winner, vec4u(3u), d);
 
-    winner = select(winner, vec4u(NONE), value <= vec4f(0.0));
+    winner = select(winner, vec4u(NONE), is_not_positive(value));
     let bytes = winner << vec4u(0u, 8u, 16u, 24u);
     winners[index] = bytes.x | bytes.y | bytes.z | bytes.w;
     return activate(value);
 }
 
 fn beats(x: vec4f, best: vec4f) -> vec4<bool> {
-    let is_nan = (bitcast<vec4u>(x) & vec4u(0x7fffffffu)) > vec4u(0x7f800000u);
-    return (x > best) | is_nan;
+    return (x > best) | is_nan(x);
 }
 
-// The gradient of the convolution's output, given that of a pooled value.
-fn unpool(d_pooled: vec4f, index: u32) -> Window {
-    let winner = (vec4u(winners[index]) >> vec4u(0u, 8u, 16u, 24u)) & vec4u(0xffu);
-    return Window(
-        select(vec4f(0.0), d_pooled, winner == vec4u(0u)),
-        select(vec4f(0.0), d_pooled, winner == vec4u(1u)),
-        select(vec4f(0.0), d_pooled, winner == vec4u(2u)),
-        select(vec4f(0.0), d_pooled, winner == vec4u(3u)),
-    );
+// What `unpool` needs to know of a pooled value: for each sample the place that won.
+fn read_kept(index: u32) -> vec4u {
+    return (vec4u(winners[index]) >> vec4u(0u, 8u, 16u, 24u)) & vec4u(0xffu);
+}
+
+// The gradient of the convolution's output at one place of a window, given that of the pooled value.
+fn unpool(d_pooled: vec4f, kept: vec4u, place: u32) -> vec4f {
+    return select(vec4f(0.0), d_pooled, kept == vec4u(place));
 }

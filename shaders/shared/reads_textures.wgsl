@@ -1,20 +1,23 @@
 // What a kernel reads most, from textures: the way for software adapters, see README.md.
+//
+// Each is a buffer of vec4 cut into rows.
 
-// The flat vector of parameters in rows of 256 texels.
-@group(0) @binding(1) var parameters_source: texture_2d<f32>;
-// x: quad, y: feature.
-@group(0) @binding(2) var input_source: texture_2d<f32>;
-@group(0) @binding(3) var d_output_source: texture_2d<f32>;
+// The flat vector of parameters.
+@group(0) @binding(1) var parameters_source: texture_storage_2d<rgba32float, read>;
+// (tiles, features, 4 quads)
+@group(0) @binding(2) var input_source: texture_storage_2d<rgba32float, read>;
+@group(0) @binding(3) var d_output_source: texture_storage_2d<rgba32float, read>;
 
-// Four parameters, from 4 * index.
+const ROW = 1024u;
+
 fn parameters(index: u32) -> vec4f {
-    return textureLoad(parameters_source, vec2u(index % 256u, index / 256u), 0);
+    return textureLoad(parameters_source, vec2u(index % ROW, index / ROW));
 }
 
-fn input(feature: u32, quad: u32) -> vec4f {
-    return textureLoad(input_source, vec2u(quad, feature), 0);
+fn input(index: u32) -> vec4f {
+    return textureLoad(input_source, vec2u(index % ROW, index / ROW));
 }
 
-fn d_output(feature: u32, quad: u32) -> vec4f {
-    return textureLoad(d_output_source, vec2u(quad, feature), 0);
+fn d_output(index: u32) -> vec4f {
+    return textureLoad(d_output_source, vec2u(index % ROW, index / ROW));
 }

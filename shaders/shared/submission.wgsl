@@ -6,8 +6,6 @@
 struct Submission {
     // Samples of this submission; those of its last tile may be fewer than 16.
     samples: u32,
-    // Quads from one feature to the next in every (features, quads) buffer.
-    quad_stride: u32,
     // Input = pixel * scale + offset.
     pixel_scale: f32,
     pixel_offset: f32,
@@ -18,19 +16,20 @@ struct Submission {
 
 @group(0) @binding(0) var<storage, read> submission: Submission;
 
-// A quad is four consecutive samples: a value of a quad is a vec4, and a buffer of values is
-// (features, quads).
+// A quad is four consecutive samples: a value of a quad is a vec4.
 fn quad_count() -> u32 {
     return (submission.samples + 3u) / 4u;
-}
-
-fn quad_index(feature: u32, quad: u32) -> u32 {
-    return feature * submission.quad_stride + quad;
 }
 
 // A tile is four quads, the unit of exact sums.
 fn tile_count() -> u32 {
     return (submission.samples + 15u) / 16u;
+}
+
+// Where a quad's first feature lies in a (tiles, features, 4 quads) buffer; the next one lies four
+// elements behind.
+fn quad_start(quad: u32, features: u32) -> u32 {
+    return (quad / 4u) * features * 4u + quad % 4u;
 }
 
 // The end of a tile's quads; the last tile may have fewer than four.

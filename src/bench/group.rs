@@ -23,8 +23,8 @@ use crate::train::collective::Group;
 /// Processes that all start in the same moment.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// To a worker.
-#[derive(Debug, Serialize, Deserialize)]
+/// To a worker. Not `Debug`, since it carries the key.
+#[derive(Serialize, Deserialize)]
 enum Order {
     /// Comes first. The key travels here, never as an argument that other users could read.
     Begin {

@@ -1,6 +1,5 @@
 //! `annulet bench`: what this machine can do.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -18,6 +17,7 @@ use crate::train::checkpoint::write_atomically;
 
 use super::CommandError;
 use super::network_flags::NetworkFlags;
+use super::output::result;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -131,7 +131,7 @@ fn collective(arguments: &CollectiveArguments) -> Result<(), CommandError> {
     let workers = arguments.workers as usize;
     let mut group = LocalGroup::start(&["bench", "collective", "--launched"], workers, &network)?;
     let link = *group.link();
-    print(&format!(
+    result(&format!(
         "# {workers} local processes, mutual TLS over QUIC; measured at the start: {link}\n\
          # model: the cost model's prediction; tcp, udp: plain loopback, one way, two threads\n{}",
         Row::head()
@@ -141,7 +141,7 @@ fn collective(arguments: &CollectiveArguments) -> Result<(), CommandError> {
         let mut row = group.measure(bytes, &sweep)?;
         row.tcp_us = plain(tcp_times(bytes as usize, sweep.iterations))?;
         row.udp_us = plain(udp_times(bytes as usize, sweep.iterations))?;
-        print(&format!("{row}\n"))?;
+        result(&format!("{row}\n"))?;
         rows.push(row);
     }
     group.end()?;
@@ -165,12 +165,6 @@ fn collective(arguments: &CollectiveArguments) -> Result<(), CommandError> {
 fn plain(times: std::io::Result<Vec<f64>>) -> Result<Option<f64>, BenchError> {
     let times = times.map_err(BenchError::Loopback)?;
     Ok((!times.is_empty()).then(|| Summary::of(&times).p50))
-}
-
-/// Results as they come, on stdout.
-fn print(text: &str) -> Result<(), CommandError> {
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CommandError::Output)
 }
 
 #[cfg(test)]

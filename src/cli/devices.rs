@@ -8,6 +8,7 @@ use crate::gpu::{AdapterChoice, AdapterReport, list_adapters};
 use crate::launch::driver_environment::set_driver_environment;
 
 use super::CommandError;
+use super::output::{json, result};
 
 #[derive(Debug, Args)]
 pub struct DevicesArguments {
@@ -16,20 +17,18 @@ pub struct DevicesArguments {
     json: bool,
 }
 
-pub fn run(arguments: DevicesArguments) -> Result<(), CommandError> {
-    // SAFETY: this command starts no thread of its own.
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn run(arguments: DevicesArguments) -> Result<(), CommandError> {
+    // SAFETY: the caller's promise.
     unsafe { set_driver_environment(Kernels::Auto, 1) };
     let adapters = list_adapters();
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&adapters).expect("a report serializes"));
-        return Ok(());
+        return json(&adapters);
     }
     // Without any adapter the choice says what was tried and what to install.
     AdapterChoice::Best.choose(&adapters)?;
-    for adapter in &adapters {
-        print!("{}", describe(adapter));
-    }
-    Ok(())
+    result(&adapters.iter().map(describe).collect::<String>())
 }
 
 fn describe(adapter: &AdapterReport) -> String {

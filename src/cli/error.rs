@@ -19,16 +19,16 @@ pub enum CommandError {
     Usage(String),
     #[error("--config {path}: {reason}", path = path.display())]
     ConfigFile { path: PathBuf, reason: String },
-    #[error("{path}: {source}; check the path", path = path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    #[error("--config {path}: {source}; check the path", path = path.display())]
+    ReadConfig { path: PathBuf, source: std::io::Error },
     #[error("{path}: {source}; choose a file that can be written", path = path.display())]
     Write { path: PathBuf, source: std::io::Error },
     #[error("{wrong} wrong sums: this is a defect of the machine or of annulet; please report it")]
     WrongSums { wrong: u64 },
     #[error("could not write the result: {0}")]
     Output(std::io::Error),
-    #[error("interrupted after step {step}; go on with --resume {folder}", folder = folder.display())]
-    Interrupted { step: u64, folder: PathBuf },
+    #[error("interrupted after step {step}{}", resume_hint(.folder))]
+    Interrupted { step: u64, folder: Option<PathBuf> },
     #[error("interrupted before the run was over")]
     Aborted,
     #[error(transparent)]
@@ -43,15 +43,24 @@ impl CommandError {
     /// 1 failed, 2 usage, 3 no adapter, 4 data, 5 lost quorum or peer, 130 interrupted.
     pub fn exit_code(&self) -> u8 {
         match self {
-            CommandError::Usage(_) | CommandError::ConfigFile { .. } | CommandError::Config(_) => 2,
-            CommandError::Read { .. }
-            | CommandError::Write { .. }
+            CommandError::Usage(_)
+            | CommandError::ConfigFile { .. }
+            | CommandError::ReadConfig { .. }
+            | CommandError::Config(_) => 2,
+            CommandError::Write { .. }
             | CommandError::WrongSums { .. }
             | CommandError::Output(_)
             | CommandError::Bench(_) => 1,
             CommandError::Interrupted { .. } | CommandError::Aborted => 130,
             CommandError::Launch(error) => error.exit_code(),
         }
+    }
+}
+
+fn resume_hint(folder: &Option<PathBuf>) -> String {
+    match folder {
+        Some(folder) => format!("; go on with --resume {}", folder.display()),
+        None => String::new(),
     }
 }
 

@@ -7,30 +7,33 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::config::Kernels;
+use crate::data::DataPlan;
 use crate::data::class_names::class_name;
-use crate::launch::worker::DataPlan;
 use crate::model::layers::CLASSES;
+use crate::train::checkpoint::read_model;
 use crate::train::evaluate::{for_each_answer, predicted_class};
+use crate::train::metrics::hex;
 
 use super::CommandError;
-use super::model_engine::{forward_engine, model};
+use super::model_engine::forward_engine;
+use super::output::{json, note, result};
 
 #[derive(Debug, Args)]
 pub struct EvalArguments {
     /// A checkpoint, a model file, or a run folder
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
-    /// Data set [default: the one it was trained on]
+    /// Data set [default: the one it was trained with]
     #[arg(long, env = "ANNULET_DATASET", value_name = "DIR|NAME")]
     dataset: Option<String>,
-    /// Take the first N test samples
-    #[arg(long, value_name = "N")]
+    /// Take the first N test samples [default: as in training]
+    #[arg(long, env = "ANNULET_TEST_LIMIT", value_name = "N")]
     test_limit: Option<usize>,
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
     /// Kernel set
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, env = "ANNULET_KERNELS", value_enum, default_value_t)]
     kernels: Kernels,
     /// Print the result as JSON
     #[arg(long)]
@@ -47,18 +50,26 @@ struct EvalResult {
     confusion: [[u64; CLASSES]; CLASSES],
 }
 
-pub fn run(arguments: EvalArguments) -> Result<(), CommandError> {
-    let model = model(&arguments.checkpoint)?;
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn run(arguments: EvalArguments) -> Result<(), CommandError> {
+    let model = read_model(&arguments.checkpoint)?;
+    let as_trained = arguments.dataset.is_none() && arguments.test_limit.is_none();
     let plan = DataPlan {
-        dataset: Some(arguments.dataset.unwrap_or_else(|| model.dataset_name.clone())),
-        train_limit: None,
-        test_limit: arguments.test_limit,
+        dataset: arguments.dataset.or(model.data.dataset.clone()),
+        train_limit: model.data.train_limit,
+        test_limit: arguments.test_limit.or(model.data.test_limit),
     };
     let mut dataset = plan.load(model.seed)?.dataset;
+    if as_trained && hex(&dataset.sha256) != model.dataset_sha256 {
+        note("the data set has changed since the model was trained");
+    }
     dataset.normalization = model.normalization;
     let labels = dataset.test.labels.clone();
     let dataset_name = dataset.name.clone();
-    let mut engine = forward_engine(&model, dataset, arguments.adapter, arguments.kernels)?;
+    // SAFETY: the caller's promise.
+    let engine = unsafe { forward_engine(&model, dataset, arguments.adapter, arguments.kernels) };
+    let mut engine = engine?;
 
     let mut confusion = [[0u64; CLASSES]; CLASSES];
     for_each_answer(engine.as_mut(), &model.parameters, 0..labels.len(), |sample, logits| {
@@ -69,13 +80,14 @@ pub fn run(arguments: EvalArguments) -> Result<(), CommandError> {
     let samples = labels.len() as u64;
     let accuracy = correct as f64 / samples.max(1) as f64;
     if arguments.json {
-        let result = EvalResult { accuracy, correct, samples, confusion };
-        println!("{}", serde_json::to_string_pretty(&result).expect("a result serializes"));
-    } else {
-        println!("accuracy {:.2} % ({correct} of {samples})", 100.0 * accuracy);
-        print!("{}", table(&confusion, &dataset_name));
+        let evaluation = EvalResult { accuracy, correct, samples, confusion };
+        return json(&evaluation);
     }
-    Ok(())
+    result(&format!(
+        "accuracy {:.2} % ({correct} of {samples})\n{}",
+        100.0 * accuracy,
+        table(&confusion, &dataset_name)
+    ))
 }
 
 /// The confusion matrix with the classes' names and each class's share of right answers.

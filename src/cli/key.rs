@@ -7,6 +7,7 @@ use clap::Args;
 use crate::net::identity::ClusterKey;
 
 use super::CommandError;
+use super::output::{note, result};
 
 #[derive(Debug, Args)]
 pub struct KeyArguments {
@@ -17,7 +18,7 @@ pub struct KeyArguments {
 
 pub fn run(arguments: KeyArguments) -> Result<(), CommandError> {
     ClusterKey::generate()?.write_new(&arguments.file)?;
-    println!("{}", arguments.file.display());
-    eprintln!("give every worker this file: annulet worker --cluster-key FILE");
+    result(&format!("{}\n", arguments.file.display()))?;
+    note("give every worker this file: annulet worker --cluster-key FILE");
     Ok(())
 }

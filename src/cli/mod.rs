@@ -7,16 +7,18 @@ mod bench;
 mod devices;
 mod error;
 mod eval;
+mod interrupt;
 mod key;
 mod model_engine;
 mod network_flags;
+mod output;
 mod predict;
 mod progress;
 mod run_flags;
 mod train;
 mod worker;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use error::CommandError;
 
@@ -47,16 +49,36 @@ enum Command {
     Key(key::KeyArguments),
 }
 
-/// Runs a parsed command line. For a program's main thread, before it starts others: drivers are
-/// told through the environment.
-pub fn run(cli: Cli) -> Result<(), CommandError> {
+impl Cli {
+    /// Parses the program's arguments; on a mistake, or for help, it prints and ends the program.
+    pub fn parse_arguments() -> Cli {
+        let matches = Cli::command().get_matches();
+        let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        if let Some((_, matches)) = matches.subcommand() {
+            match &mut cli.command {
+                Command::Train(arguments) => arguments.run.settle_length(matches),
+                Command::Worker(arguments) => arguments.run.settle_length(matches),
+                _ => {}
+            }
+        }
+        cli
+    }
+}
+
+/// Runs a parsed command line.
+///
+/// # Safety
+/// For a program's main thread, before it starts others: what drivers read from the environment is
+/// set here, and reading and changing the environment at once is undefined.
+pub unsafe fn run(cli: Cli) -> Result<(), CommandError> {
+    // SAFETY: the caller's promise, for each of them.
     match cli.command {
-        Command::Train(arguments) => train::run(arguments),
-        Command::Worker(arguments) => worker::run(arguments),
-        Command::Eval(arguments) => eval::run(arguments),
-        Command::Predict(arguments) => predict::run(arguments),
+        Command::Train(arguments) => unsafe { train::run(arguments) },
+        Command::Worker(arguments) => unsafe { worker::run(arguments) },
+        Command::Eval(arguments) => unsafe { eval::run(arguments) },
+        Command::Predict(arguments) => unsafe { predict::run(arguments) },
         Command::Bench(command) => bench::run(command),
-        Command::Devices(arguments) => devices::run(arguments),
+        Command::Devices(arguments) => unsafe { devices::run(arguments) },
         Command::Key(arguments) => key::run(arguments),
     }
 }

@@ -1,40 +1,38 @@
 //! An engine for commands that only run a trained model forward.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::{Kernels, RunConfig};
+use crate::config::Kernels;
 use crate::data::Dataset;
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::worker::{DataPlan, NetworkPlan, WorkerPlan, open_engine};
-use crate::train::checkpoint::{TrainedModel, read_model};
+use crate::launch::worker::{EngineRequest, open_engine};
+use crate::numerics::fixed_point::TILE_SAMPLES;
+use crate::train::checkpoint::TrainedModel;
 use crate::train::engine::GradientEngine;
 
 use super::CommandError;
 
-/// Reads a model and says in the error which file it was.
-pub fn model(path: &Path) -> Result<TrainedModel, CommandError> {
-    Ok(read_model(path)?)
-}
-
 /// Opens an engine for the model over the data set's test images.
-pub fn forward_engine(
+///
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn forward_engine(
     model: &TrainedModel,
     dataset: Dataset,
     adapter: Option<String>,
     kernels: Kernels,
 ) -> Result<Box<dyn GradientEngine>, CommandError> {
-    let plan = WorkerPlan {
-        config: RunConfig { model: model.kind, kernels, ..RunConfig::default() },
-        data: DataPlan::default(),
-        network: NetworkPlan::default(),
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // SAFETY: the caller's promise.
+    unsafe { set_driver_environment(kernels, cores) };
+    let request = EngineRequest {
+        model: model.kind,
+        kernels,
         adapter,
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
-        resume: None,
-        folder: None,
+        cores,
+        // No step is made.
+        samples_per_step: TILE_SAMPLES,
     };
-    // SAFETY: these commands start no thread of their own.
-    unsafe { set_driver_environment(kernels, plan.cores) };
     // Kernels that are compiled in a second or two need no display of their own.
-    Ok(open_engine(&plan, 1, &Arc::new(dataset), &mut |_| {})?)
+    Ok(open_engine(&request, &Arc::new(dataset), &mut |_| {})?)
 }

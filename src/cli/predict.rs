@@ -11,10 +11,12 @@ use crate::data::class_names::class_name;
 use crate::data::dataset::{Dataset, ImageSet};
 use crate::data::image::read_png;
 use crate::model::layers::{IMAGE_PIXELS, IMAGE_SIDE};
+use crate::train::checkpoint::read_model;
 use crate::train::evaluate::{for_each_answer, predicted_class, probabilities};
 
 use super::CommandError;
-use super::model_engine::{forward_engine, model};
+use super::model_engine::forward_engine;
+use super::output::{json, result};
 
 /// Probabilities shown for an image.
 const BEST_SHOWN: usize = 3;
@@ -31,7 +33,7 @@ pub struct PredictArguments {
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
     /// Kernel set
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, env = "ANNULET_KERNELS", value_enum, default_value_t)]
     kernels: Kernels,
     /// Print the results as JSON
     #[arg(long)]
@@ -48,8 +50,10 @@ struct Prediction {
     inverted: bool,
 }
 
-pub fn run(arguments: PredictArguments) -> Result<(), CommandError> {
-    let model = model(&arguments.checkpoint)?;
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn run(arguments: PredictArguments) -> Result<(), CommandError> {
+    let model = read_model(&arguments.checkpoint)?;
     let mut pixels = Vec::with_capacity(arguments.images.len() * IMAGE_PIXELS);
     let mut inverted = Vec::new();
     for path in &arguments.images {
@@ -66,7 +70,9 @@ pub fn run(arguments: PredictArguments) -> Result<(), CommandError> {
         sha256: [0; 32],
     };
     let count = arguments.images.len();
-    let mut engine = forward_engine(&model, dataset, arguments.adapter, arguments.kernels)?;
+    // SAFETY: the caller's promise.
+    let engine = unsafe { forward_engine(&model, dataset, arguments.adapter, arguments.kernels) };
+    let mut engine = engine?;
     let mut predictions = Vec::with_capacity(count);
     for_each_answer(engine.as_mut(), &model.parameters, 0..count, |sample, logits| {
         let class = predicted_class(logits);
@@ -79,14 +85,14 @@ pub fn run(arguments: PredictArguments) -> Result<(), CommandError> {
         });
     })?;
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&predictions).expect("results serialize"));
-        return Ok(());
+        return json(&predictions);
     }
+    let mut text = String::new();
     for (prediction, pixels) in predictions.iter().zip(pixels.chunks_exact(IMAGE_PIXELS)) {
-        print!("{}", picture(pixels));
-        print!("{}", verdict(prediction, &model.dataset_name));
+        text.push_str(&picture(pixels));
+        text.push_str(&verdict(prediction, &model.dataset_name));
     }
-    Ok(())
+    result(&text)
 }
 
 /// The image as 14 lines of 28 characters: half blocks, two rows of pixels a line.

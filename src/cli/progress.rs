@@ -1,12 +1,14 @@
 //! The one display of a run: a bar on a terminal, plain lines elsewhere.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::train::event::{Event, Observer, Started};
 use crate::train::metrics::{EpochReport, RunSummary};
+
+use super::output::{note, result};
 
 /// Between two plain lines where there is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -111,14 +113,14 @@ impl Display {
 
     /// A line on stderr, above the bar.
     fn note(&self, line: &str) {
-        self.above_bar(|| eprintln!("{line}"));
+        self.above_bar(|| note(line));
     }
 
     /// A line on stdout, above the bar.
     fn result(&self, line: &str) {
         self.above_bar(|| {
-            // A closed stdout is no reason to end a run whose results are also in its folder.
-            let _ = writeln!(std::io::stdout(), "{line}");
+            // A full disk is no reason to end a run whose results are also in its folder.
+            let _ = result(&format!("{line}\n"));
         });
     }
 

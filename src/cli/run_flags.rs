@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Kernels, Length, OptimizerConfig, RunConfig, Schedule};
+use crate::data::DataPlan;
 use crate::model::ModelKind;
 
 use super::CommandError;
@@ -53,7 +55,7 @@ pub struct RunFlags {
     #[arg(long, env = "ANNULET_MODEL", value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelKind>,
-    /// Seed of the initial parameters and the sample order [default: 0]
+    /// Seed of the initial parameters, the sample order and the synthetic digits [default: 0]
     #[arg(long, env = "ANNULET_SEED", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
@@ -62,7 +64,7 @@ pub struct RunFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
     /// Passes over the training data [default: 10]
-    #[arg(long, env = "ANNULET_EPOCHS", value_name = "N", conflicts_with = "steps")]
+    #[arg(long, env = "ANNULET_EPOCHS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,
     /// Updates, instead of --epochs
@@ -139,7 +141,7 @@ impl RunFlags {
     /// Reads a `--config` file: the same names as the flags, in TOML.
     pub fn read(path: &Path) -> Result<RunFlags, CommandError> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| CommandError::Read { path: path.to_owned(), source })?;
+            .map_err(|source| CommandError::ReadConfig { path: path.to_owned(), source })?;
         toml::from_str(&text).map_err(|error| CommandError::ConfigFile {
             path: path.to_owned(),
             reason: error.to_string(),
@@ -250,7 +252,27 @@ impl RunFlags {
         })
     }
 
-    /// Flags that give exactly this configuration and this data: what `config.toml` holds.
+    /// Flags that ask for this data.
+    pub fn of_data(data: &DataPlan) -> RunFlags {
+        RunFlags {
+            dataset: data.dataset.clone(),
+            train_limit: data.train_limit,
+            test_limit: data.test_limit,
+            ..RunFlags::default()
+        }
+    }
+
+    /// A length on the command line replaces one in a variable, whichever way each is expressed.
+    pub fn settle_length(&mut self, matches: &ArgMatches) {
+        let from = |id| matches.value_source(id);
+        match (from("epochs"), from("steps")) {
+            (Some(ValueSource::CommandLine), Some(ValueSource::EnvVariable)) => self.steps = None,
+            (Some(ValueSource::EnvVariable), Some(ValueSource::CommandLine)) => self.epochs = None,
+            _ => {}
+        }
+    }
+
+    /// Flags that give this configuration and this data: what `config.toml` holds.
     pub fn from_config(config: &RunConfig, data: &RunFlags) -> RunFlags {
         let (epochs, steps) = match config.length {
             Length::Epochs(epochs) => (Some(epochs), None),
@@ -300,7 +322,7 @@ pub struct OutputFlags {
           value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: Option<u64>,
     /// Go on from a checkpoint, or from the newest valid one of a run folder
-    #[arg(long, value_name = "FILE|DIR")]
+    #[arg(long, env = "ANNULET_RESUME", value_name = "FILE|DIR")]
     pub resume: Option<PathBuf>,
 }
 

@@ -1,26 +1,25 @@
 //! `annulet train`: local workers, one display, one result.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
 use clap::Args;
 
 use crate::config::{Kernels, RunConfig};
+use crate::data::DataPlan;
 use crate::gpu::{AdapterChoice, adapters_for};
 use crate::launch::adapters::{self, Assignment, cores_of_each};
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::local::LocalGroup;
-use crate::launch::worker::{
-    DataPlan, FolderPlan, Membership, NetworkPlan, WorkerPlan, run_worker,
-};
+use crate::launch::worker::{FolderPlan, Membership, NetworkPlan, WorkerPlan, run_worker};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::metrics::RunSummary;
 
 use super::CommandError;
+use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
+use super::output::{json, note};
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 
@@ -33,7 +32,8 @@ pub struct TrainArguments {
     #[arg(long, short = 'n', env = "ANNULET_WORKERS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     workers: u64,
-    /// Adapter for all workers: index, part of the name, or PCI id [default: spread over all]
+    /// Adapter for all workers: index, part of the name, backend, or PCI id [default: spread over
+    /// all]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
     /// Read flags that are not given from this TOML file, such as a run's config.toml
@@ -43,7 +43,7 @@ pub struct TrainArguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    run: RunFlags,
+    pub run: RunFlags,
     #[command(flatten)]
     network: NetworkFlags,
     /// Reduce no bucket before all are computed, for comparison
@@ -53,27 +53,22 @@ pub struct TrainArguments {
     output: OutputFlags,
 }
 
-pub fn run(arguments: TrainArguments) -> Result<(), CommandError> {
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let folder = match (&arguments.output.out, &arguments.output.resume) {
-        (Some(out), _) => out.clone(),
-        // A resumed run goes on where it was.
-        (None, Some(resume)) => folder_of(resume),
-        (None, None) => new_folder(),
-    };
     let network = arguments.network.resolve(!arguments.no_overlap)?;
-    let mut plan =
-        plan_worker(&arguments.run, &arguments.config, network, &arguments.output, folder)?;
+    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
-    // SAFETY: no thread was started yet. Worker processes inherit the variables.
+    // SAFETY: the caller's promise. Worker processes inherit the variables.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
     let interrupt = Interrupt::install(workers == 1);
     let mut display = Display::new(arguments.json);
-    let path = plan.folder.as_ref().map(|f| f.path.clone()).unwrap_or_default();
+    let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let summary = if workers == 1 {
         let stop = interrupt.stop.clone();
         run_worker(plan, Membership::solo(), started_at, stop, &mut display)?
@@ -92,7 +87,7 @@ pub fn run(arguments: TrainArguments) -> Result<(), CommandError> {
             result => result?,
         }
     };
-    report(&summary, arguments.json, path)
+    report(&summary, arguments.json, folder)
 }
 
 /// What every worker is told, from flags, variables, the `--config` file and the checkpoint.
@@ -101,46 +96,58 @@ pub fn plan_worker(
     config_file: &Option<PathBuf>,
     network: NetworkPlan,
     output: &OutputFlags,
-    folder: PathBuf,
 ) -> Result<WorkerPlan, CommandError> {
-    let flags = match config_file {
-        Some(path) => run.clone().or(RunFlags::read(path)?),
-        None => run.clone(),
-    };
-    let base = match &output.resume {
-        Some(path) => read_checkpoint(path)?.1.config,
-        None => RunConfig::default(),
+    let mut flags = run.clone();
+    if let Some(path) = config_file {
+        flags = flags.or(RunFlags::read(path)?);
+    }
+    let (mut base, mut resume) = (RunConfig::default(), None);
+    if let Some(path) = &output.resume {
+        let (file, checkpoint) = read_checkpoint(path)?;
+        base = checkpoint.config;
+        flags = flags.or(RunFlags::of_data(&checkpoint.data));
+        resume = Some(file);
+    }
+    let folder = match (&output.out, &resume) {
+        (Some(out), _) => out.clone(),
+        // A resumed run goes on where it was.
+        (None, Some(checkpoint)) => folder_of(checkpoint),
+        (None, None) => Path::new("runs").join(format!("{}-{}", timestamp(), run_id())),
     };
     let config = flags.resolve(base)?;
-    let data = DataPlan {
-        dataset: flags.dataset.clone(),
-        train_limit: flags.train_limit,
-        test_limit: flags.test_limit,
-    };
-    let config_toml = toml::to_string(&RunFlags::from_config(&config, &flags))
+    let table = toml::Table::try_from(RunFlags::from_config(&config, &flags))
         .map_err(|error| CommandError::Usage(format!("the configuration has no file: {error}")))?;
     Ok(WorkerPlan {
         config,
-        data,
+        data: DataPlan {
+            dataset: flags.dataset,
+            train_limit: flags.train_limit,
+            test_limit: flags.test_limit,
+        },
         network,
         adapter: None,
         cores: 1,
-        resume: output.resume.clone(),
+        resume,
         folder: Some(FolderPlan {
             path: folder,
-            config_toml,
+            config: table,
             checkpoint_every: output.checkpoint_every,
         }),
     })
 }
 
 /// Prints the summary where it is asked for, and tells how the run ended.
-pub fn report(summary: &RunSummary, json: bool, folder: PathBuf) -> Result<(), CommandError> {
-    if json {
-        let text = serde_json::to_string_pretty(summary).expect("a summary serializes");
-        writeln!(std::io::stdout(), "{text}").map_err(CommandError::Output)?;
+pub fn report(
+    summary: &RunSummary,
+    as_json: bool,
+    folder: Option<PathBuf>,
+) -> Result<(), CommandError> {
+    if as_json {
+        json(summary)?;
     }
-    eprintln!("run folder: {}", folder.display());
+    if let Some(folder) = &folder {
+        note(&format!("run folder: {}", folder.display()));
+    }
     if summary.interrupted {
         return Err(CommandError::Interrupted { step: summary.steps, folder });
     }
@@ -154,45 +161,11 @@ fn assign(
     cores: usize,
 ) -> Result<Vec<Assignment>, CommandError> {
     if plan.config.kernels == Kernels::Reference {
-        let alone = Assignment { adapter: None, cores: 1 };
-        return Ok(vec![alone; workers]);
+        return Ok(vec![Assignment { adapter: None, cores: 1 }; workers]);
     }
     let choice = plan.adapter.as_deref().map(str::parse::<AdapterChoice>).transpose()?;
     let present = adapters_for(&choice.clone().unwrap_or_default());
     Ok(adapters::assign(&present, choice.as_ref(), workers, cores)?)
-}
-
-/// Ctrl-C, SIGTERM and SIGHUP: once ends the run after the current step, twice at once.
-pub struct Interrupt {
-    pub stop: Arc<AtomicBool>,
-    pub abort: Arc<AtomicBool>,
-}
-
-impl Interrupt {
-    /// With `lone`, no launcher is there to look at [`Interrupt::abort`]: the process ends itself.
-    pub fn install(lone: bool) -> Interrupt {
-        let interrupt = Interrupt { stop: Arc::default(), abort: Arc::default() };
-        let (stop, abort) = (interrupt.stop.clone(), interrupt.abort.clone());
-        let installed = ctrlc::set_handler(move || {
-            if stop.swap(true, Ordering::Relaxed) {
-                if lone {
-                    std::process::exit(130);
-                }
-                abort.store(true, Ordering::Relaxed);
-            } else {
-                eprintln!("stopping after this step; once more to stop at once");
-            }
-        });
-        if let Err(error) = installed {
-            tracing::warn!("Ctrl-C will end the run without a last checkpoint: {error}");
-        }
-        interrupt
-    }
-}
-
-/// A run folder that is not there yet.
-pub fn new_folder() -> PathBuf {
-    Path::new("runs").join(format!("{}-{}", timestamp(), run_id()))
 }
 
 /// Eight hexadecimal digits that tell runs of one second apart.
@@ -203,12 +176,9 @@ fn run_id() -> String {
     format!("{:08x}", nanos.rotate_left(16) ^ std::process::id())
 }
 
-/// The run folder that a `--resume` path belongs to.
-pub fn folder_of(resume: &Path) -> PathBuf {
-    if resume.is_dir() {
-        return resume.to_owned();
-    }
-    match resume.parent() {
+/// The folder that a checkpoint lies in.
+fn folder_of(checkpoint: &Path) -> PathBuf {
+    match checkpoint.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     }

@@ -1,7 +1,7 @@
 //! `annulet worker`: one worker of a group over several machines, or a child of `annulet train`.
 
 use std::io::{BufRead, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,22 +10,23 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use sha2::{Digest, Sha256};
+use socket2::{Domain, Socket, Type};
 
 use crate::launch::LaunchError;
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{Membership, peer_addresses, run_worker};
+use crate::launch::worker::{GroupPlace, Membership, peer_addresses, run_worker};
+use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
-use crate::net::{GroupOptions, PeerAddress};
-use crate::train::collective::Group;
 use crate::train::event::Event;
 
 use super::CommandError;
+use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
-use super::train::{Interrupt, folder_of, new_folder, plan_worker, report};
+use super::train::{plan_worker, report};
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
@@ -70,7 +71,7 @@ pub struct WorkerArguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    run: RunFlags,
+    pub run: RunFlags,
     #[command(flatten)]
     network: NetworkFlags,
     /// Reduce no bucket before all are computed, for comparison
@@ -80,15 +81,23 @@ pub struct WorkerArguments {
     output: OutputFlags,
 }
 
-pub fn run(arguments: WorkerArguments) -> Result<(), CommandError> {
-    if arguments.launched { run_launched() } else { run_by_hand(arguments) }
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn run(arguments: WorkerArguments) -> Result<(), CommandError> {
+    if arguments.launched {
+        return run_launched();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { run_by_hand(arguments) }
 }
 
 /// How long a launched worker waits for its siblings: they start in the same moment, but their
 /// kernels are compiled on the same cores.
 const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 
-fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
+/// # Safety
+/// As [`run`].
+unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let WorkerArguments { peers, output, .. } = arguments;
     // clap has made sure that both are there.
@@ -102,55 +111,34 @@ fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
             peers.len().saturating_sub(1)
         )));
     };
-    let folder = match (&output.out, &output.resume) {
-        (Some(out), _) => out.clone(),
-        (None, Some(resume)) => folder_of(resume),
-        (None, None) => new_folder(),
-    };
     let network = arguments.network.resolve(!arguments.no_overlap)?;
-    let mut plan =
-        plan_worker(&arguments.run, &arguments.config, network, &output, folder.clone())?;
+    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &output)?;
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
-    plan.folder = plan.folder.filter(|_| rank == 0);
-    // SAFETY: no thread was started yet.
+    // SAFETY: the caller's promise: no thread was started yet.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
+    // One worker writes for all; the state is the same on each.
+    if rank != 0 {
+        plan.folder = None;
+    }
+    let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
     let membership = if peers.len() == 1 {
         Membership::solo()
     } else {
-        let cluster_key = ClusterKey::read(key_file)?;
-        let socket = listen(arguments.listen, own)?;
-        let join_timeout = Duration::from_secs(arguments.join_timeout);
-        let run_id = run_id_of(&peers);
-        let workers = peers.len();
-        let network = plan.network.clone();
-        Membership {
+        Membership::group(GroupPlace {
+            key: ClusterKey::read(key_file)?,
+            socket: listen(arguments.listen, own)?,
             rank,
-            workers,
-            members: peers.iter().map(ToString::to_string).collect(),
-            connect: Box::new(move |config_digest| {
-                Ok(Box::new(Group::join(GroupOptions {
-                    socket,
-                    key: cluster_key,
-                    peers: peers.into_iter().map(|peer| vec![peer]).collect(),
-                    rank,
-                    run_id,
-                    config_digest,
-                    join_timeout,
-                    strategy: network.strategy,
-                    transport: network.transport,
-                })?))
-            }),
-        }
+            run_id: run_id_of(&peers),
+            peers: peers.into_iter().map(|peer| vec![peer]).collect(),
+            join_timeout: Duration::from_secs(arguments.join_timeout),
+        })
     };
     let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
-    if rank == 0 {
-        return report(&summary, arguments.json, folder);
-    }
-    Ok(())
+    report(&summary, arguments.json, folder)
 }
 
 /// Binds where this worker is to be reached.
@@ -160,10 +148,17 @@ fn listen(address: Option<SocketAddr>, own: &PeerAddress) -> Result<UdpSocket, C
         return UdpSocket::bind(address).map_err(|e| bind(address.to_string(), e).into());
     }
     let port = own.port();
-    // `[::]` takes IPv4 too where the system has both; else IPv4 alone.
-    UdpSocket::bind(("::", port))
+    dual_stack(port)
         .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))
         .map_err(|source| bind(format!("port {port}"), source).into())
+}
+
+/// A socket for IPv6 and IPv4, where the system has both.
+fn dual_stack(port: u16) -> std::io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
+    socket.set_only_v6(false)?;
+    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into())?;
+    Ok(socket.into())
 }
 
 /// Workers that were given the same list are in the same run.
@@ -189,32 +184,21 @@ fn follow_orders() -> Result<(), CommandError> {
     let Ok(ToWorker::Order(order)) = orders.recv() else {
         return Err(CommandError::Usage("--launched is for `annulet train` alone".into()));
     };
-    let WorkerOrder { rank, workers, run_id, cluster_key_pem, plan, launched_at_us } = *order;
-    let cluster_key = ClusterKey::from_pem(&cluster_key_pem)?;
+    let WorkerOrder { rank, run_id, cluster_key_pem, plan, launched_at_us } = *order;
+    let key = ClusterKey::from_pem(&cluster_key_pem)?;
     let (socket, address) = bind_loopback()?;
     say(&FromWorker::Bound { addresses: vec![address] });
     let Ok(ToWorker::Peers { addresses }) = orders.recv() else {
         return Err(CommandError::Usage("the launcher did not tell the peers' addresses".into()));
     };
-    let network = plan.network.clone();
-    let membership = Membership {
+    let membership = Membership::group(GroupPlace {
+        socket,
+        key,
         rank,
-        workers,
-        members: Membership::describe(&addresses),
-        connect: Box::new(move |config_digest| {
-            Ok(Box::new(Group::join(GroupOptions {
-                socket,
-                key: cluster_key,
-                peers: peer_addresses(&addresses),
-                rank,
-                run_id,
-                config_digest,
-                join_timeout: LAUNCHED_JOIN_TIMEOUT,
-                strategy: network.strategy,
-                transport: network.transport,
-            })?))
-        }),
-    };
+        peers: peer_addresses(&addresses),
+        run_id,
+        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+    });
     let mut tell = |body: Event| {
         if rank == 0 {
             say(&FromWorker::Event { body });

@@ -8,11 +8,13 @@ pub mod dataset;
 pub mod error;
 pub mod idx;
 pub mod image;
+pub mod plan;
 pub mod sampler;
 pub mod source;
 pub mod synthetic;
 
 pub use dataset::{Dataset, ImageSet, Normalization};
 pub use error::DataError;
+pub use plan::DataPlan;
 pub use sampler::Sampler;
 pub use source::{DatasetChoice, DatasetRequest, LoadedDataset, SearchRoots};

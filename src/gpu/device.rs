@@ -126,7 +126,8 @@ pub fn list_adapters() -> Vec<AdapterReport> {
     reports(&enumerate(wgpu::Backends::all()))
 }
 
-/// The adapters among which the choice can be made, with the indices of [`list_adapters`].
+/// The adapters among which the choice can be made. Unless the choice is a backend, their indices
+/// are those of [`list_adapters`].
 ///
 /// GL is started only where nothing else fits: it is slow to start, and on a machine without a
 /// display its libraries complain.

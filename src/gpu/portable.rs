@@ -1,6 +1,6 @@
 //! The portable kernel set: looped, tiled shaders within WebGPU's default limits.
 //!
-//! `shaders/README.md` tells how the kernels divide the work; [`stages`] lists them.
+//! `shaders/README.md` tells how the kernels divide the work; [`mod@stages`] lists them.
 
 pub mod stages;
 
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Zeroable;
 
 use self::stages::{
-    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, bucket_words,
-    convolution_weights, stages,
+    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW,
+    TILES_PER_SUBMISSION_MAX, Tuning, bucket_words, convolution_weights, stages,
 };
 use super::GpuError;
 use super::device::{AdapterKind, AdapterReport, Gpu};
@@ -23,17 +23,6 @@ use crate::model::layers::{CLASSES, IMAGE_PIXELS, ModelKind};
 use crate::model::layout::BUCKETS;
 use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
-/// Tiles of one submission. 2,048 samples keep a large GPU busy, stay below a second on a software
-/// adapter, and keep every buffer far below 128 MiB.
-const TILES_PER_SUBMISSION_MAX: usize = 128;
-
-/// Shares that the tiles of a submission are dealt out in for the sums over them: on a GPU enough
-/// that the narrowest of those kernels has a few thousand invocations for each share.
-const TILE_SHARES_MAX: usize = 16;
-
-/// Quads of a buffer are a multiple of this: a texture row is copied in multiples of 256 bytes.
-const QUAD_ALIGNMENT: usize = 16;
-
 /// The set on one device.
 pub(super) struct PortableSet {
     gpu: Gpu,
@@ -42,7 +31,7 @@ pub(super) struct PortableSet {
     train_samples: u32,
     images: usize,
     sums: Sums,
-    reads: Reads,
+    tuning: Tuning,
     stages: Vec<Stage>,
     pipelines: Vec<wgpu::ComputePipeline>,
     bind_groups: Vec<wgpu::BindGroup>,
@@ -50,8 +39,8 @@ pub(super) struct PortableSet {
     buffers: Vec<wgpu::Buffer>,
     /// Likewise; empty places for buffers that no kernel reads as a texture.
     textures: Vec<Option<wgpu::Texture>>,
-    /// Quads that the buffers have room for.
-    quads: usize,
+    /// Tiles that the buffers have room for.
+    tiles: usize,
     /// A submission's samples, padded to whole tiles.
     padded_samples: Vec<u32>,
     /// The convolutions' weights as the kernels want them, and where each comes from.
@@ -72,14 +61,14 @@ impl PortableSet {
         check_dataset_size(&gpu, dataset, images)?;
 
         let model = settings.model;
-        let reads = match gpu.report().kind {
-            AdapterKind::Software => Reads::Textures,
-            _ => Reads::Buffers,
+        let tuning = match gpu.report().kind {
+            AdapterKind::Software => Tuning::SOFTWARE,
+            _ => Tuning::HARDWARE,
         };
-        let quads = quads_for(settings.samples_per_step);
-        let words = Readback::new(&gpu, BufferId::Words.words(model, images, quads));
-        let logits_quads = TILES_PER_SUBMISSION_MAX * TILE_SAMPLES / 4;
-        let logits = Readback::new(&gpu, BufferId::Logits.words(model, images, logits_quads));
+        let tiles = tiles_for(settings.samples_per_step);
+        let words = Readback::new(&gpu, BufferId::Words.words(model, images, tiles));
+        let logits_words = BufferId::Logits.words(model, images, TILES_PER_SUBMISSION_MAX);
+        let logits = Readback::new(&gpu, logits_words);
         let weight_sources = convolution_weights();
         let mut set = PortableSet {
             model,
@@ -87,13 +76,13 @@ impl PortableSet {
             train_samples: dataset.train.labels.len() as u32,
             images,
             sums: settings.sums,
-            reads,
-            stages: stages(model, settings.sums, reads),
+            tuning,
+            stages: stages(model, settings.sums, tuning),
             pipelines: Vec::new(),
             bind_groups: Vec::new(),
             buffers: Vec::new(),
             textures: Vec::new(),
-            quads,
+            tiles,
             padded_samples: Vec::with_capacity(TILES_PER_SUBMISSION_MAX * TILE_SAMPLES),
             sorted_weights: vec![0.0; weight_sources.len()],
             weight_sources,
@@ -106,7 +95,7 @@ impl PortableSet {
             set.buffers.push(buffer);
             set.textures.push(texture);
         }
-        set.upload_dataset(dataset);
+        set.upload_constants(dataset);
         set.gpu.check()?;
         set.make_pipelines(progress)?;
         Ok(set)
@@ -120,19 +109,19 @@ impl PortableSet {
         };
         let buffer = self.gpu.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
-            size: 4 * id.words(self.model, self.images, self.quads).max(1) as u64,
+            size: 4 * id.words(self.model, self.images, self.tiles).max(1) as u64,
             usage: usage | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
         let texture = self.is_read_as_texture(id).then(|| {
             self.gpu.device.create_texture(&wgpu::TextureDescriptor {
                 label: None,
-                size: self.extent(id),
+                size: texture_size(id, self.tiles),
                 mip_level_count: 1,
                 sample_count: 1,
                 dimension: wgpu::TextureDimension::D2,
                 format: wgpu::TextureFormat::Rgba32Float,
-                usage: wgpu::TextureUsages::TEXTURE_BINDING | wgpu::TextureUsages::COPY_DST,
+                usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::COPY_DST,
                 view_formats: &[],
             })
         });
@@ -140,24 +129,24 @@ impl PortableSet {
     }
 
     fn is_read_as_texture(&self, id: BufferId) -> bool {
-        self.reads == Reads::Textures
+        self.tuning.reads == Reads::Textures
             && self.stages.iter().any(|stage| {
                 let mut bindings = stage.kernel.bindings();
                 bindings.any(|b| b.access == Access::Source && stage.buffer(b.name) == id)
             })
     }
 
-    fn extent(&self, id: BufferId) -> wgpu::Extent3d {
-        let [width, height] = id.texels(self.quads).expect("textures are made of vec4");
-        wgpu::Extent3d { width: width as u32, height: height as u32, depth_or_array_layers: 1 }
-    }
-
     fn buffer(&self, id: BufferId) -> &wgpu::Buffer {
         &self.buffers[id as usize]
     }
 
-    fn upload_dataset(&self, dataset: &Dataset) {
+    fn upload_constants(&self, dataset: &Dataset) {
         let queue = &self.gpu.queue;
+        for id in BufferId::ALL {
+            if let Some(words) = id.constant() {
+                queue.write_buffer(self.buffer(id), 0, bytemuck::cast_slice(&words));
+            }
+        }
         let pixels = self.buffer(BufferId::Pixels);
         queue.write_buffer(pixels, 0, &dataset.train.pixels);
         queue.write_buffer(pixels, dataset.train.pixels.len() as u64, &dataset.test.pixels);
@@ -167,23 +156,35 @@ impl PortableSet {
     }
 
     /// Makes every pipeline and runs it once over no samples: some drivers compile at the first
-    /// dispatch. They do so while the next pipeline is translated here.
+    /// dispatch. They do so while the next pipeline is translated here. Stages with the same kernel
+    /// share a pipeline.
     fn make_pipelines(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), GpuError> {
-        let total = self.stages.len();
+        let first_use: Vec<usize> = self
+            .stages
+            .iter()
+            .filter_map(|stage| self.stages.iter().position(|s| s.kernel == stage.kernel))
+            .collect();
+        let total = first_use.iter().enumerate().filter(|(stage, first)| stage == *first).count();
         let nothing = Submission::zeroed();
         let submission = self.buffer(BufferId::Submission);
         self.gpu.queue.write_buffer(submission, 0, bytemuck::bytes_of(&nothing));
         let mut submitted = Vec::with_capacity(total);
         progress(0, total);
-        for stage in 0..total {
-            let pipeline = self.stages[stage].kernel.pipeline(&self.gpu.device);
+        for (stage, first) in first_use.into_iter().enumerate() {
+            let is_new = first == stage;
+            let pipeline = match is_new {
+                true => self.stages[stage].kernel.pipeline(&self.gpu.device),
+                false => self.pipelines[first].clone(),
+            };
             // A pipeline that was refused is of no further use.
             self.gpu.check()?;
             self.pipelines.push(pipeline);
             self.bind_groups.push(self.bind_group(stage));
-            let mut encoder = self.encoder();
-            self.encode(&mut encoder, stage..stage + 1, |_| [1, 1, 1]);
-            submitted.push(self.gpu.queue.submit([encoder.finish()]));
+            if is_new {
+                let mut encoder = self.encoder();
+                self.encode(&mut encoder, stage..stage + 1, 1, |_| [1, 1, 1]);
+                submitted.push(self.gpu.queue.submit([encoder.finish()]));
+            }
         }
         for (done, index) in submitted.into_iter().enumerate() {
             self.gpu.wait(Some(index))?;
@@ -218,10 +219,11 @@ impl PortableSet {
         &self,
         encoder: &mut wgpu::CommandEncoder,
         stages: Range<usize>,
+        tiles: usize,
         workgroups: impl Fn(&Grid) -> [u32; 3],
     ) {
         let descriptor = wgpu::ComputePassDescriptor::default();
-        if self.reads == Reads::Buffers {
+        if self.tuning.reads == Reads::Buffers {
             let mut pass = encoder.begin_compute_pass(&descriptor);
             stages.for_each(|index| self.dispatch(&mut pass, index, &workgroups));
             return;
@@ -230,7 +232,7 @@ impl PortableSet {
             self.dispatch(&mut encoder.begin_compute_pass(&descriptor), index, &workgroups);
             let stage = &self.stages[index];
             for binding in stage.kernel.bindings().filter(|b| b.access == Access::ReadWrite) {
-                self.copy_to_texture(encoder, stage.buffer(binding.name));
+                self.copy_to_texture(encoder, stage.buffer(binding.name), tiles);
             }
         }
     }
@@ -247,32 +249,31 @@ impl PortableSet {
         pass.dispatch_workgroups(x, y, z);
     }
 
-    /// Does nothing for a buffer that no kernel reads as a texture.
-    fn copy_to_texture(&self, encoder: &mut wgpu::CommandEncoder, id: BufferId) {
+    /// Copies what `tiles` tiles fill of a buffer, if any kernel reads it as a texture.
+    fn copy_to_texture(&self, encoder: &mut wgpu::CommandEncoder, id: BufferId, tiles: usize) {
         let Some(texture) = &self.textures[id as usize] else { return };
-        let extent = self.extent(id);
         encoder.copy_buffer_to_texture(
             wgpu::TexelCopyBufferInfo {
                 buffer: self.buffer(id),
                 layout: wgpu::TexelCopyBufferLayout {
                     offset: 0,
-                    bytes_per_row: Some(16 * extent.width),
+                    bytes_per_row: Some(16 * TEXTURE_ROW as u32),
                     rows_per_image: None,
                 },
             },
             texture.as_image_copy(),
-            extent,
+            extent(id, tiles),
         );
     }
 
-    /// Grows the buffers to the quads of a step, as far as one submission goes.
+    /// Grows the buffers to the tiles of a step, as far as one submission goes.
     fn reserve(&mut self, samples: usize) -> Result<(), GpuError> {
-        let quads = quads_for(samples);
-        if quads <= self.quads {
+        let tiles = tiles_for(samples);
+        if tiles <= self.tiles {
             return Ok(());
         }
-        self.quads = quads;
-        for id in BufferId::ALL.into_iter().filter(|id| id.grows()) {
+        self.tiles = tiles;
+        for id in BufferId::ALL.into_iter().filter(|id| id.grows(self.model)) {
             (self.buffers[id as usize], self.textures[id as usize]) = self.create(id);
         }
         self.bind_groups = (0..self.stages.len()).map(|stage| self.bind_group(stage)).collect();
@@ -300,7 +301,6 @@ impl PortableSet {
         self.padded_samples.extend(images);
         let mut submission = Submission {
             samples: self.padded_samples.len() as u32,
-            quad_stride: self.quads as u32,
             pixel_scale: self.normalization.scale,
             pixel_offset: self.normalization.offset,
             ..Submission::zeroed()
@@ -320,16 +320,16 @@ impl PortableSet {
 
     /// Into how many shares the tiles are dealt for the sums over them.
     fn tile_shares(&self, samples: usize) -> u32 {
-        // A software adapter has few cores to fill, and plain sums need a single writer.
-        if self.gpu.report().kind == AdapterKind::Software || self.sums == Sums::Plain {
-            return 1;
+        match self.sums {
+            Sums::Exact => self.tuning.tile_shares_max.min(samples.div_ceil(TILE_SAMPLES) as u32),
+            // Plain sums need a single writer.
+            Sums::Plain => 1,
         }
-        samples.div_ceil(TILE_SAMPLES).min(TILE_SHARES_MAX) as u32
     }
 
     /// Samples of one submission at most.
     fn samples_per_submission(&self) -> usize {
-        4 * self.quads
+        self.tiles * TILE_SAMPLES
     }
 }
 
@@ -361,10 +361,10 @@ impl KernelSet for PortableSet {
             let mut encoder = self.encoder();
             if i == 0 {
                 encoder.clear_buffer(self.buffer(BufferId::Words), 0, None);
-                self.copy_to_texture(&mut encoder, BufferId::Parameters);
+                self.copy_to_texture(&mut encoder, BufferId::Parameters, 0);
             }
             let shares = self.tile_shares(chunk.len());
-            self.encode(&mut encoder, 0..self.stages.len(), |grid| {
+            self.encode(&mut encoder, 0..self.stages.len(), tiles_for(chunk.len()), |grid| {
                 grid.workgroups(chunk.len() as u32, shares)
             });
             if i == last {
@@ -399,13 +399,15 @@ impl KernelSet for PortableSet {
             let behind = self.train_samples;
             self.upload_submission((first..end).map(|test| behind + test), None);
             let mut encoder = self.encoder();
-            self.copy_to_texture(&mut encoder, BufferId::Parameters);
-            self.encode(&mut encoder, 0..FORWARD_STAGES, |grid| grid.workgroups(count as u32, 1));
+            self.copy_to_texture(&mut encoder, BufferId::Parameters, 0);
+            self.encode(&mut encoder, 0..FORWARD_STAGES, tiles_for(count), |grid| {
+                grid.workgroups(count as u32, 1)
+            });
             self.logits.encode(&mut encoder, self.buffer(BufferId::Logits));
             self.logits.request(self.gpu.queue.submit([encoder.finish()]));
-            let stride = 4 * self.quads;
-            self.logits.read(&self.gpu, 0..LOGIT_ROWS * stride, |bytes| {
-                append_logits(bytemuck::cast_slice(bytes), stride, count, logits);
+            let words = tiles_for(count) * LOGIT_ROWS * TILE_SAMPLES;
+            self.logits.read(&self.gpu, 0..words, |bytes| {
+                append_logits(bytemuck::cast_slice(bytes), count, logits);
             })?;
             self.logits.release();
         }
@@ -413,17 +415,31 @@ impl KernelSet for PortableSet {
     }
 }
 
-/// From (12, stride) to (N, 10).
-fn append_logits(rows: &[f32], stride: usize, samples: usize, logits: &mut Vec<f32>) {
+/// From (T, 12, 16) to (N, 10).
+fn append_logits(tiles: &[f32], samples: usize, logits: &mut Vec<f32>) {
     for sample in 0..samples {
-        logits.extend((0..CLASSES).map(|class| rows[class * stride + sample]));
+        let tile = &tiles[sample / TILE_SAMPLES * LOGIT_ROWS * TILE_SAMPLES..];
+        let classes = (0..CLASSES).map(|class| tile[class * TILE_SAMPLES + sample % TILE_SAMPLES]);
+        logits.extend(classes);
     }
 }
 
-/// Quads to reserve for a step of so many samples, as far as one submission goes.
-fn quads_for(samples: usize) -> usize {
-    let tiles = samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX);
-    (tiles * TILE_SAMPLES / 4).next_multiple_of(QUAD_ALIGNMENT)
+/// Tiles to reserve for a step of so many samples, as far as one submission goes.
+fn tiles_for(samples: usize) -> usize {
+    samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX)
+}
+
+/// An odd height, 3 or more: Mesa compiles a shader anew for a texture that differs from the last
+/// in whether its sides are powers of two.
+fn texture_size(id: BufferId, tiles: usize) -> wgpu::Extent3d {
+    let extent = extent(id, tiles);
+    wgpu::Extent3d { height: extent.height.max(2) | 1, ..extent }
+}
+
+/// The part of a buffer's texture that `tiles` tiles fill.
+fn extent(id: BufferId, tiles: usize) -> wgpu::Extent3d {
+    let rows = id.texture_rows(tiles).expect("only buffers of vec4 are read as textures");
+    wgpu::Extent3d { width: TEXTURE_ROW as u32, height: rows as u32, depth_or_array_layers: 1 }
 }
 
 fn check_dataset_size(gpu: &Gpu, dataset: &Dataset, images: usize) -> Result<(), GpuError> {

@@ -5,7 +5,7 @@
 //! and places are pipeline-overridable constants, given when the pipeline is made.
 
 /// A WGSL file with the resources that it declares.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct Source {
     /// Path below `shaders/`.
     pub file: &'static str,
@@ -46,11 +46,9 @@ pub enum Reads {
     Textures,
 }
 
-/// A file, the pieces that go with it, and the constants that make it one layer's kernel.
-#[derive(Clone, Debug)]
+/// A file, the pieces that go with it, and its constants: what a pipeline is made of.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// For people: `conv1 forward`.
-    pub label: &'static str,
     pub source: &'static Source,
     pub shared: Vec<&'static Source>,
     pub constants: Vec<(&'static str, f64)>,
@@ -100,16 +98,16 @@ impl Kernel {
             })
             .collect();
         let group = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some(self.label),
+            label: Some(self.source.file),
             entries: &entries,
         });
         let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(self.label),
+            label: Some(self.source.file),
             bind_group_layouts: &[Some(&group)],
             immediate_size: 0,
         });
         device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(self.label),
+            label: Some(self.source.file),
             layout: Some(&layout),
             module: &module,
             entry_point: self.source.entry_point,
@@ -137,7 +135,7 @@ impl Kernel {
             })
             .collect();
         device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(self.label),
+            label: Some(self.source.file),
             layout: &pipeline.get_bind_group_layout(0),
             entries: &entries,
         })
@@ -155,10 +153,10 @@ impl Kernel {
             }
             (Access::ReadWrite, _) => buffer(wgpu::BufferBindingType::Storage { read_only: false }),
             (Access::Uniform, _) => buffer(wgpu::BufferBindingType::Uniform),
-            (Access::Source, Reads::Textures) => wgpu::BindingType::Texture {
-                sample_type: wgpu::TextureSampleType::Float { filterable: false },
+            (Access::Source, Reads::Textures) => wgpu::BindingType::StorageTexture {
+                access: wgpu::StorageTextureAccess::ReadOnly,
+                format: wgpu::TextureFormat::Rgba32Float,
                 view_dimension: wgpu::TextureViewDimension::D2,
-                multisampled: false,
             },
         }
     }
@@ -233,11 +231,16 @@ pub static QUANTIZE: Source =
 pub static SUBMISSION: Source = source!("shared/submission.wgsl", None, &[read(0, "submission")]);
 pub static READS_BUFFERS: Source = source!("shared/reads_buffers.wgsl", None, &[]);
 pub static READS_TEXTURES: Source = source!("shared/reads_textures.wgsl", None, &[]);
+pub static CONVOLUTION_LAYER: Source =
+    source!("shared/convolution_layer.wgsl", None, &[read(10, "layer")]);
+pub static DENSE_LAYER: Source = source!("shared/dense_layer.wgsl", None, &[read(10, "layer")]);
 pub static CONVOLUTION_WEIGHTS: Source = source!(
     "shared/convolution_weights.wgsl",
     None,
     &[Binding { index: 4, name: "weights", access: Access::Uniform }]
 );
+pub static WINDOW: Source = source!("shared/window.wgsl", None, &[]);
+pub static FLOAT_BITS: Source = source!("shared/float_bits.wgsl", None, &[]);
 pub static RELU: Source = source!("shared/relu.wgsl", None, &[]);
 pub static TANH: Source = source!("shared/tanh.wgsl", None, &[]);
 pub static MAX_POOL: Source = source!("shared/max_pool.wgsl", None, &[read_write(6, "winners")]);
@@ -253,7 +256,7 @@ pub static EMIT_THROUGH_POOLING: Source =
 pub static SUMS: Source = source!("shared/sums.wgsl", None, &[read_write(9, "words")]);
 
 /// Every file of `shaders/`.
-pub static SOURCES: [&Source; 20] = [
+pub static SOURCES: [&Source; 24] = [
     &GATHER_IMAGES,
     &CONVOLUTION_FORWARD,
     &DENSE_FORWARD,
@@ -266,7 +269,11 @@ pub static SOURCES: [&Source; 20] = [
     &SUBMISSION,
     &READS_BUFFERS,
     &READS_TEXTURES,
+    &CONVOLUTION_LAYER,
+    &DENSE_LAYER,
     &CONVOLUTION_WEIGHTS,
+    &WINDOW,
+    &FLOAT_BITS,
     &RELU,
     &TANH,
     &MAX_POOL,

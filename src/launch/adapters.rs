@@ -6,7 +6,7 @@ use crate::gpu::device::{AdapterChoice, AdapterKind, AdapterReport, spread};
 /// What one worker process is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// An index for `--adapter`.
+    /// What `--adapter` takes.
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
     pub cores: usize,
@@ -20,16 +20,19 @@ pub fn assign(
     cores: usize,
 ) -> Result<Vec<Assignment>, GpuError> {
     let best = AdapterChoice::Best.choose(adapters)?;
-    let candidates = match choice {
-        Some(choice) => vec![choice.choose(adapters)?],
-        None if best.kind == AdapterKind::Software => vec![best],
-        None => spread(adapters),
+    let candidates: Vec<String> = match choice {
+        Some(choice) => {
+            choice.choose(adapters)?;
+            vec![choice.to_string()]
+        }
+        None if best.kind == AdapterKind::Software => vec![best.index.to_string()],
+        None => spread(adapters).into_iter().map(|adapter| adapter.index.to_string()).collect(),
     };
     let cores = cores_of_each(cores, workers);
     Ok((0..workers)
-        .map(|rank| {
-            let adapter = candidates[rank % candidates.len()];
-            Assignment { adapter: Some(adapter.index.to_string()), cores }
+        .map(|rank| Assignment {
+            adapter: Some(candidates[rank % candidates.len()].clone()),
+            cores,
         })
         .collect())
 }

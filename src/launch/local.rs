@@ -6,11 +6,12 @@
 //! closes ends at once, so that no worker outlives its launcher, however that one ended.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
@@ -22,11 +23,24 @@ use super::adapters::Assignment;
 use super::pipe::{FromWorker, ToWorker, WorkerOrder, unix_time_us};
 use super::worker::WorkerPlan;
 
+/// How long a worker may take from its start to a bound socket: it has loaded nothing yet.
+const BIND_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How often the launcher looks at the stop flag.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the other workers may take to say why, once one has failed.
 const LAST_WORDS: Duration = Duration::from_millis(1_500);
+
+/// How long they may take once they train: a worker that was killed is missed only after the
+/// failure timeout (5 s), and then rank 0 writes a last checkpoint.
+const LAST_WORDS_IN_TRAINING: Duration = Duration::from_secs(8);
+
+/// How often a process whose outputs are closed is looked at.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How every message of a worker starts.
+const MESSAGE_START: &str = r#"{"from_worker":"#;
 
 /// The exit code that means "a peer was lost": another worker's own failure explains more.
 const LOST_PEER: u8 = 5;
@@ -52,8 +66,8 @@ enum News {
     Message(FromWorker),
     /// A line that is meant for people: on standard error, or by a driver on standard output.
     Line(String),
-    /// Its standard output is closed: it has ended or is about to.
-    Closed,
+    /// It has ended and everything that it said was heard.
+    Ended(std::io::Result<ExitStatus>),
 }
 
 impl LocalGroup<'_> {
@@ -70,6 +84,7 @@ impl LocalGroup<'_> {
             summary: None,
             failure: None,
             stopping: false,
+            training: false,
         };
         group.watch(&receiver, &self, observer)?;
         group.outcome()
@@ -106,7 +121,6 @@ impl LocalGroup<'_> {
             };
             child.send(&ToWorker::Order(Box::new(WorkerOrder {
                 rank,
-                workers: self.assignments.len(),
                 run_id: self.run_id.clone(),
                 cluster_key_pem: key.clone(),
                 plan,
@@ -126,6 +140,8 @@ struct Supervisor {
     summary: Option<RunSummary>,
     failure: Option<Failure>,
     stopping: bool,
+    /// All are connected and the first step has begun.
+    training: bool,
 }
 
 /// The failure that explains the others best so far.
@@ -154,8 +170,12 @@ impl Supervisor {
                 self.stopping = true;
                 self.children.list.iter_mut().for_each(|child| child.send(&ToWorker::Stop));
             }
-            let waited_enough =
-                self.failure.as_ref().is_some_and(|f| f.since.elapsed() > LAST_WORDS);
+            if self.bound.iter().any(Option::is_none) && group.started_at.elapsed() > BIND_TIMEOUT {
+                let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
+                self.fail(0, LaunchError::NotBound { rank, seconds: BIND_TIMEOUT.as_secs() });
+            }
+            let patience = if self.training { LAST_WORDS_IN_TRAINING } else { LAST_WORDS };
+            let waited_enough = self.failure.as_ref().is_some_and(|f| f.since.elapsed() > patience);
             if waited_enough || group.abort.load(Ordering::Relaxed) {
                 break;
             }
@@ -175,8 +195,10 @@ impl Supervisor {
                 self.introduce();
             }
             News::Message(FromWorker::Event { body }) => {
-                if let Event::Finished(summary) = &body {
-                    self.summary = Some((**summary).clone());
+                match &body {
+                    Event::Started(_) => self.training = true,
+                    Event::Finished(summary) => self.summary = Some((**summary).clone()),
+                    _ => {}
                 }
                 // Every worker has the same news; one teller is enough.
                 if rank == 0 {
@@ -184,6 +206,7 @@ impl Supervisor {
                 }
             }
             News::Message(FromWorker::Failed { message, exit_code }) => {
+                self.children.list[rank].explained = true;
                 let weight = if exit_code == LOST_PEER { 2 } else { 0 };
                 self.fail(weight, LaunchError::Worker { rank, message, exit_code });
             }
@@ -195,10 +218,10 @@ impl Supervisor {
                 child.last_lines.push_back(line.clone());
                 observer.event(Event::Notice { text: format!("[worker {rank}] {line}") });
             }
-            News::Closed => {
+            News::Ended(status) => {
                 self.open -= 1;
-                let status = self.children.list[rank].process.wait().map_err(LaunchError::Spawn)?;
-                if !status.success() {
+                let status = status.map_err(LaunchError::Spawn)?;
+                if !status.success() && !self.children.list[rank].explained {
                     self.bury(rank, status);
                 }
             }
@@ -252,9 +275,11 @@ struct Children {
 }
 
 struct WorkerProcess {
-    process: Child,
+    process: Arc<Mutex<Child>>,
     stdin: ChildStdin,
     last_lines: VecDeque<String>,
+    /// It has said itself why it ends.
+    explained: bool,
 }
 
 impl WorkerProcess {
@@ -277,27 +302,24 @@ impl Children {
         let stdin = process.stdin.take().expect("stdin is piped");
         let stdout = process.stdout.take().expect("stdout is piped");
         let stderr = process.stderr.take().expect("stderr is piped");
-        self.list.push(WorkerProcess { process, stdin, last_lines: VecDeque::new() });
+        let process = Arc::new(Mutex::new(process));
+        self.list.push(WorkerProcess {
+            process: process.clone(),
+            stdin,
+            last_lines: VecDeque::new(),
+            explained: false,
+        });
         let sender = news.clone();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let item = match serde_json::from_str(&line) {
-                    Ok(message) => News::Message(message),
-                    Err(_) => News::Line(line),
-                };
-                if sender.send((rank, item)).is_err() {
-                    return;
-                }
-            }
-            let _ = sender.send((rank, News::Closed));
+        let errors = std::thread::spawn(move || {
+            for_each_line(stderr, |line| sender.send((rank, News::Line(line))).is_ok());
         });
         let sender = news.clone();
         std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if sender.send((rank, News::Line(line))).is_err() {
-                    return;
-                }
-            }
+            for_each_line(stdout, |line| sender.send((rank, news_of(line))).is_ok());
+            // Both outputs are closed, or nobody listens any more: the process is about to end.
+            let _ = errors.join();
+            let status = wait_for(&process);
+            let _ = sender.send((rank, News::Ended(status)));
         });
         self.list.last_mut().expect("one was just added")
     }
@@ -305,10 +327,124 @@ impl Children {
 
 impl Drop for Children {
     fn drop(&mut self) {
-        for child in &mut self.list {
+        for child in &self.list {
+            let mut process = child.process.lock().unwrap_or_else(PoisonError::into_inner);
             // An error means that it has ended already.
-            let _ = child.process.kill();
-            let _ = child.process.wait();
+            let _ = process.kill();
+            let _ = process.wait();
         }
+    }
+}
+
+/// Waits in steps, so that the process can be killed meanwhile.
+fn wait_for(process: &Mutex<Child>) -> std::io::Result<ExitStatus> {
+    loop {
+        let status = process.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
+        if let Some(status) = status {
+            return Ok(status);
+        }
+        std::thread::sleep(EXIT_POLL_INTERVAL);
+    }
+}
+
+/// Calls `take` with each line until it returns false; bytes that are no text are replaced.
+fn for_each_line(output: impl Read, mut take: impl FnMut(String) -> bool) {
+    let mut reader = BufReader::new(output);
+    let mut bytes = Vec::new();
+    while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+        if !take(String::from_utf8_lossy(&bytes).trim_end().to_owned()) {
+            return;
+        }
+        bytes.clear();
+    }
+}
+
+/// A message, or a line of a driver that prints where only messages are expected. A driver's text
+/// without a line's end stands before the message that follows it.
+fn news_of(line: String) -> News {
+    let message = line.find(MESSAGE_START).and_then(|at| serde_json::from_str(&line[at..]).ok());
+    message.map_or(News::Line(line), News::Message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_found_behind_a_drivers_chatter() {
+        let line = serde_json::to_string(&FromWorker::Bound { addresses: Vec::new() }).unwrap();
+        assert!(matches!(news_of(line.clone()), News::Message(FromWorker::Bound { .. })));
+        assert!(matches!(news_of(format!("MESA: hm {line}")), News::Message(_)));
+        assert!(matches!(news_of("MESA: hm".into()), News::Line(_)));
+    }
+
+    #[test]
+    fn lines_need_not_be_text() {
+        let mut lines = Vec::new();
+        for_each_line(&b"a\xff\nb"[..], |line| {
+            lines.push(line);
+            true
+        });
+        assert_eq!(lines, ["a\u{fffd}", "b"]);
+    }
+
+    fn supervisor(children: usize) -> Supervisor {
+        let (news, _) = channel();
+        let mut list = Children::default();
+        for rank in 0..children {
+            let child = Command::new("sleep")
+                .arg("60")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            list.add(child, rank, &news);
+        }
+        Supervisor {
+            bound: vec![None; children],
+            open: children,
+            children: list,
+            summary: None,
+            failure: None,
+            stopping: false,
+            training: false,
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_failure_that_explains_the_others_is_told() {
+        use std::os::unix::process::ExitStatusExt;
+        let failed = |message: &str, exit_code| {
+            News::Message(FromWorker::Failed { message: message.into(), exit_code })
+        };
+        let ended = |raw: i32| News::Ended(Ok(ExitStatus::from_raw(raw)));
+        let told = |news: Vec<(usize, News)>| {
+            let mut supervisor = supervisor(3);
+            for (rank, item) in news {
+                supervisor.hear(rank, item, &mut |_| {}).unwrap();
+            }
+            supervisor.outcome().unwrap_err().to_string()
+        };
+        // Those that lost a peer say so and end; the one that was killed cannot say anything.
+        let text = told(vec![
+            (0, failed("lost rank 2", 5)),
+            (0, ended(5 << 8)),
+            (1, failed("lost rank 2", 5)),
+            (2, ended(9)),
+        ]);
+        assert!(text.starts_with("worker 2: ended without a word"), "{text}");
+        // A worker's own reason is more than another's loss of it, whichever comes first.
+        let text = told(vec![
+            (0, failed("lost rank 1", 5)),
+            (0, ended(5 << 8)),
+            (1, failed("no adapter", 3)),
+            (1, ended(3 << 8)),
+        ]);
+        assert_eq!(text, "worker 1: no adapter");
+        // Without any better reason, the loss is told in the worker's words.
+        let text = told(vec![(0, failed("lost rank 1 at home", 5)), (0, ended(5 << 8))]);
+        assert_eq!(text, "worker 0: lost rank 1 at home");
     }
 }

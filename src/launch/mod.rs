@@ -38,15 +38,25 @@ pub enum LaunchError {
     #[error(transparent)]
     Train(#[from] TrainError),
     #[error(
-        "--resume {path}: it was made with {made_with}, this run asks for {asked_for}; leave the \
+        "--resume {path}: it was made with {made_with}, this run asks for {asked_for}; leave that \
          flag out to go on as before, or start a new run",
         path = path.display()
     )]
     ResumeDiffers { path: PathBuf, made_with: String, asked_for: String },
+    #[error(
+        "--resume {path}: it was trained on {made_with}, but the data set is now {found}; give \
+         the --dataset and the limits of that run, or start a new run",
+        path = path.display()
+    )]
+    ResumeData { path: PathBuf, made_with: String, found: String },
     #[error("could not start a worker process: {0}; check that annulet may run itself")]
     Spawn(std::io::Error),
     #[error("could not bind a socket on {address}: {source}; choose another address")]
     Bind { address: String, source: std::io::Error },
+    #[error("joining the other workers panicked, which is a defect of annulet; please report it")]
+    JoinPanicked,
+    #[error("worker {rank} did not bind its socket within {seconds} s; is the machine overloaded?")]
+    NotBound { rank: usize, seconds: u64 },
     /// A worker process ended without success; its own message, and the code it asked for.
     #[error("worker {rank}: {message}")]
     Worker { rank: usize, message: String, exit_code: u8 },
@@ -57,11 +67,19 @@ impl LaunchError {
     pub fn exit_code(&self) -> u8 {
         use crate::train::collective::CollectiveError;
         match self {
-            LaunchError::Config(_) | LaunchError::ResumeDiffers { .. } => 2,
+            LaunchError::Config(_)
+            | LaunchError::ResumeDiffers { .. }
+            | LaunchError::Gpu(GpuError::AdapterSyntax { .. }) => 2,
             LaunchError::Gpu(GpuError::NoAdapter { .. } | GpuError::NoSuchAdapter { .. }) => 3,
-            LaunchError::Data(_) => 4,
-            LaunchError::Net(_)
-            | LaunchError::Train(TrainError::Collective(CollectiveError::Net(_))) => 5,
+            LaunchError::Data(_)
+            | LaunchError::ResumeData { .. }
+            | LaunchError::Gpu(GpuError::DatasetTooLarge { .. }) => 4,
+            LaunchError::Net(error)
+            | LaunchError::Train(TrainError::Collective(CollectiveError::Net(error)))
+                if error.is_about_a_peer() =>
+            {
+                5
+            }
             LaunchError::Worker { exit_code, .. } => *exit_code,
             _ => 1,
         }

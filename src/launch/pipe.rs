@@ -11,7 +11,9 @@ use crate::train::event::Event;
 use super::worker::WorkerPlan;
 
 /// From the launcher. When the pipe closes, the launcher is gone and the worker ends.
-#[derive(Debug, Serialize, Deserialize)]
+///
+/// Not `Debug`, since it carries the key.
+#[derive(Serialize, Deserialize)]
 #[serde(tag = "to_worker", rename_all = "kebab-case")]
 pub enum ToWorker {
     /// Comes first. The key travels here, never as an argument that other users could read.
@@ -22,11 +24,10 @@ pub enum ToWorker {
     Stop,
 }
 
-/// What a worker is to do.
-#[derive(Debug, Serialize, Deserialize)]
+/// What a worker is to do. Not `Debug`, since it carries the key.
+#[derive(Serialize, Deserialize)]
 pub struct WorkerOrder {
     pub rank: usize,
-    pub workers: usize,
     pub run_id: String,
     pub cluster_key_pem: String,
     pub plan: WorkerPlan,

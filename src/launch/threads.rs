@@ -5,17 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::net::GroupOptions;
 use crate::net::identity::ClusterKey;
-use crate::train::collective::Group;
 use crate::train::event::{Observer, Silent};
 use crate::train::metrics::RunSummary;
 
 use super::LaunchError;
-use super::worker::{Membership, WorkerPlan, peer_addresses, run_worker};
+use super::worker::{GroupPlace, Membership, WorkerPlan, peer_addresses, run_worker};
 
 /// All threads start at once; what they wait for is each other's data and kernels.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(120);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Trains with `workers` threads that form a group over loopback QUIC; returns rank 0's summary.
 ///
@@ -49,27 +47,16 @@ pub fn train_in_threads(
                     folder: plan.folder.clone().filter(|_| rank == 0),
                     ..plan.clone()
                 };
-                let (key, addresses, stop) = (key.clone(), addresses.clone(), stop.clone());
-                let network = plan.network.clone();
+                let (key, peers, stop) = (key.clone(), peer_addresses(&addresses), stop.clone());
                 scope.spawn(move || {
-                    let membership = Membership {
+                    let membership = Membership::group(GroupPlace {
+                        socket,
+                        key,
                         rank,
-                        workers,
-                        members: Membership::describe(&addresses),
-                        connect: Box::new(move |config_digest| {
-                            Ok(Box::new(Group::join(GroupOptions {
-                                socket,
-                                key,
-                                peers: peer_addresses(&addresses),
-                                rank,
-                                run_id: "threads".into(),
-                                config_digest,
-                                join_timeout: JOIN_TIMEOUT,
-                                strategy: network.strategy,
-                                transport: network.transport,
-                            })?))
-                        }),
-                    };
+                        peers,
+                        run_id: "threads".into(),
+                        join_timeout: JOIN_TIMEOUT,
+                    });
                     let mut silent = Silent;
                     let observer: &mut dyn Observer = match &mut observer {
                         Some(observer) => *observer,
@@ -79,13 +66,32 @@ pub fn train_in_threads(
                 })
             })
             .collect();
-        let mut results = threads
+        let results: Vec<_> = threads
             .into_iter()
-            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        let first = results.next().expect("there are workers");
-        results.try_for_each(|result| result.map(drop))?;
-        first
+            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        first_cause(results)
     })
+}
+
+/// Rank 0's summary, or the failure that explains the others: a lost peer is what the others saw.
+fn first_cause(results: Vec<Result<RunSummary, LaunchError>>) -> Result<RunSummary, LaunchError> {
+    let mut summaries = Vec::with_capacity(results.len());
+    let mut failure: Option<LaunchError> = None;
+    for result in results {
+        match result {
+            Ok(summary) => summaries.push(summary),
+            Err(error) => {
+                if failure.as_ref().is_none_or(|f| f.exit_code() == 5 && error.exit_code() != 5) {
+                    failure = Some(error);
+                }
+            }
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(summaries.swap_remove(0)),
+    }
 }
 
 /// A socket on loopback, at a port that the system chooses.

@@ -1,26 +1,27 @@
 //! One worker from start to finish: data, checkpoint, engine, collective, training.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Kernels, RunConfig};
-use crate::data::dataset::SampleLimits;
-use crate::data::{DataError, Dataset, DatasetRequest, LoadedDataset, SearchRoots};
+use crate::data::sampler::share;
+use crate::data::{DataPlan, Dataset, LoadedDataset};
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
-use crate::net::{PeerAddress, TransportSettings};
-use crate::numerics::fixed_point::TILE_SAMPLES;
+use crate::model::ModelKind;
+use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
 use crate::protocol::exchange::Strategy;
 use crate::reference::engine::ReferenceEngine;
 use crate::train::checkpoint::read_checkpoint;
-use crate::train::collective::{Collective, Solo};
+use crate::train::collective::{Collective, Group, Solo};
 use crate::train::engine::GradientEngine;
 use crate::train::event::{Event, Observer};
-use crate::train::metrics::RunSummary;
+use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::trainer::{Trainer, TrainingState};
 
@@ -36,7 +37,7 @@ pub struct WorkerPlan {
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
     pub cores: usize,
-    /// A checkpoint or a run folder to go on from.
+    /// A checkpoint to go on from.
     pub resume: Option<PathBuf>,
     /// For the worker that writes the run folder.
     pub folder: Option<FolderPlan>,
@@ -61,68 +62,73 @@ impl Default for NetworkPlan {
     }
 }
 
-/// Which images are trained on; what [`DatasetRequest`] is made of.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct DataPlan {
-    /// What `--dataset` takes; none: the first that is found.
-    pub dataset: Option<String>,
-    pub train_limit: Option<usize>,
-    pub test_limit: Option<usize>,
-}
-
-impl DataPlan {
-    /// Loads the images; the seed is that of the synthetic digits.
-    pub fn load(&self, seed: u64) -> Result<LoadedDataset, DataError> {
-        DatasetRequest {
-            choice: self.dataset.as_deref().map(str::parse).transpose()?,
-            limits: SampleLimits { train: self.train_limit, test: self.test_limit },
-            seed,
-            roots: SearchRoots::default(),
-        }
-        .load()
-    }
-}
-
 /// Where a run's files go.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FolderPlan {
     pub path: PathBuf,
-    /// The text of `config.toml`.
-    pub config_toml: String,
+    /// What `config.toml` holds; the data set that was found is added where none was asked for.
+    pub config: toml::Table,
     pub checkpoint_every: Option<u64>,
 }
 
 /// Joins the other workers, given the digest of the configuration and the data.
-pub type Connect<'a> =
-    Box<dyn FnOnce([u8; 32]) -> Result<Box<dyn Collective>, LaunchError> + Send + 'a>;
+type Connect =
+    Box<dyn FnOnce([u8; 32], NetworkPlan) -> Result<Box<dyn Collective>, LaunchError> + Send>;
 
-/// A worker's place among the others, once the data is there and the digest known.
-pub struct Membership<'a> {
-    pub rank: usize,
-    pub workers: usize,
-    /// Joins the others; runs beside the engine's start.
-    pub connect: Connect<'a>,
+/// A worker's place among the others.
+pub struct Membership {
+    workers: usize,
     /// A description of each member, by rank.
-    pub members: Vec<String>,
+    members: Vec<String>,
+    connect: Connect,
 }
 
-impl Membership<'_> {
+/// What a worker needs to join a group.
+#[derive(Debug)]
+pub struct GroupPlace {
+    /// Bound to the address that the others were told.
+    pub socket: UdpSocket,
+    pub key: ClusterKey,
+    pub rank: usize,
+    /// Where each worker may be reached, by rank.
+    pub peers: Vec<Vec<PeerAddress>>,
+    pub run_id: String,
+    /// How long the others may take to be there.
+    pub join_timeout: Duration,
+}
+
+impl Membership {
     /// The only worker.
-    pub fn solo() -> Membership<'static> {
+    pub fn solo() -> Membership {
         Membership {
-            rank: 0,
             workers: 1,
-            connect: Box::new(|_| Ok(Box::new(Solo::default()))),
             members: vec!["this process".into()],
+            connect: Box::new(|_, _| Ok(Box::new(Solo::default()))),
         }
     }
 
-    /// Descriptions of members that are reached at these addresses.
-    pub fn describe(addresses: &[Vec<SocketAddr>]) -> Vec<String> {
-        addresses
-            .iter()
-            .map(|list| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "))
-            .collect()
+    /// One of several.
+    pub fn group(place: GroupPlace) -> Membership {
+        let describe = |addresses: &Vec<PeerAddress>| {
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+        };
+        Membership {
+            workers: place.peers.len(),
+            members: place.peers.iter().map(describe).collect(),
+            connect: Box::new(move |config_digest, network| {
+                Ok(Box::new(Group::join(GroupOptions {
+                    socket: place.socket,
+                    key: place.key,
+                    rank: place.rank,
+                    peers: place.peers,
+                    run_id: place.run_id,
+                    config_digest,
+                    join_timeout: place.join_timeout,
+                    strategy: network.strategy,
+                    transport: network.transport,
+                })?))
+            }),
+        }
     }
 }
 
@@ -134,47 +140,50 @@ pub fn peer_addresses(bound: &[Vec<SocketAddr>]) -> Vec<Vec<PeerAddress>> {
 /// Runs one worker to the end of the training.
 pub fn run_worker(
     plan: WorkerPlan,
-    membership: Membership<'_>,
+    membership: Membership,
     started_at: Instant,
     stop: Arc<AtomicBool>,
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    let LoadedDataset { dataset, notices, .. } = plan.data.load(plan.config.seed)?;
+    if let (Some(folder), None) = (&plan.folder, &plan.resume) {
+        RunFolder::check_free(&folder.path)?;
+    }
+    let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
     for text in notices {
         observer.event(Event::Notice { text });
     }
     let dataset = Arc::new(dataset);
     let state = initial_state(&plan, &dataset, observer)?;
-    let folder = match &plan.folder {
-        None => None,
-        Some(f) if plan.resume.is_none() => Some(RunFolder::create(&f.path, &f.config_toml)?),
-        Some(f) => Some(RunFolder::resume(&f.path, &f.config_toml, state.step)?),
-    };
+    let data = plan.data.pinned(&origin);
     let digest = plan.config.digest(&dataset.sha256);
-    let Membership { workers, connect, members, .. } = membership;
-    let (engine, collective) = std::thread::scope(|scope| {
-        let connecting = scope.spawn(move || connect(digest));
-        let engine = open_engine(&plan, workers, &dataset, observer);
-        let collective = connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        match (engine, collective) {
-            (Ok(engine), Ok(collective)) => Ok((engine, collective)),
-            (Err(error), Ok(collective)) => {
-                collective.abort(error.to_string());
-                Err(error)
-            }
-            // A worker without an engine says that: that it has no peers is the lesser news.
-            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(error),
-        }
-    })?;
+    let Membership { workers, members, connect } = membership;
+
+    // The others are joined while kernels are compiled. If this fails the thread is left to itself:
+    // whoever it reaches then hears that this worker has left.
+    let (sender, joined) = sync_channel(1);
+    let network = plan.network.clone();
+    std::thread::spawn(move || {
+        let _ = sender.send(connect(digest, network));
+    });
+    let engine = open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?;
+    let collective = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
+
+    let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
+    let folder = plan
+        .folder
+        .as_ref()
+        .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
+        .transpose()?;
     let trainer = Trainer {
         config: plan.config,
         dataset,
+        data,
         engine,
         collective,
         state,
         folder,
-        checkpoint_every: plan.folder.and_then(|folder| folder.checkpoint_every),
+        checkpoint_every,
         stop,
         started_at,
         members,
@@ -183,24 +192,48 @@ pub fn run_worker(
     Ok(trainer.run(observer)?)
 }
 
-/// Makes the engine that the configuration asks for.
+/// What an engine is to compute, and on what.
+#[derive(Clone, Debug)]
+pub struct EngineRequest {
+    pub model: ModelKind,
+    pub kernels: Kernels,
+    /// What `--adapter` takes; none: the best.
+    pub adapter: Option<String>,
+    /// Cores that a software adapter may use.
+    pub cores: usize,
+    /// Training samples of a step, on this worker.
+    pub samples_per_step: usize,
+}
+
+impl WorkerPlan {
+    fn engine_request(&self, workers: usize, dataset: &Dataset) -> EngineRequest {
+        let batch = self.config.batch.min(dataset.train.count());
+        EngineRequest {
+            model: self.config.model,
+            kernels: self.config.kernels,
+            adapter: self.adapter.clone(),
+            cores: self.cores,
+            samples_per_step: share(batch, workers, 0).len(),
+        }
+    }
+}
+
+/// Makes the engine that is asked for.
 pub fn open_engine(
-    plan: &WorkerPlan,
-    workers: usize,
+    request: &EngineRequest,
     dataset: &Arc<Dataset>,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    if plan.config.kernels == Kernels::Reference {
-        return Ok(Box::new(ReferenceEngine::new(plan.config.model, dataset.clone())));
+    if request.kernels == Kernels::Reference {
+        return Ok(Box::new(ReferenceEngine::new(request.model, dataset.clone())));
     }
-    let batch = plan.config.batch.min(dataset.train.labels.len());
     let settings = EngineSettings {
-        adapter: plan.adapter.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        kernels: plan.config.kernels,
-        model: plan.config.model,
+        adapter: request.adapter.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        kernels: request.kernels,
+        model: request.model,
         dataset: dataset.clone(),
-        samples_per_step: batch.div_ceil(TILE_SAMPLES).div_ceil(workers) * TILE_SAMPLES,
-        cores: plan.cores,
+        samples_per_step: request.samples_per_step,
+        cores: request.cores,
         sums: Sums::Exact,
     };
     let engine = Engine::open(settings, &mut |done, total| {
@@ -217,15 +250,12 @@ fn initial_state(
     let Some(resume) = &plan.resume else { return Ok(TrainingState::initial(&plan.config)) };
     let (path, checkpoint) = read_checkpoint(resume)?;
     check_resumable(&path, &checkpoint.config, &plan.config)?;
-    let sha256 = crate::train::metrics::hex(&dataset.sha256);
-    if checkpoint.dataset_sha256 != sha256 {
-        return Err(LaunchError::ResumeDiffers {
+    let found = hex(&dataset.sha256);
+    if checkpoint.dataset_sha256 != found {
+        return Err(LaunchError::ResumeData {
             path,
-            made_with: format!(
-                "data set {} (SHA-256 {})",
-                checkpoint.dataset_name, checkpoint.dataset_sha256
-            ),
-            asked_for: format!("{} (SHA-256 {sha256})", dataset.name),
+            made_with: format!("{} ({})", checkpoint.dataset_name, checkpoint.dataset_sha256),
+            found: format!("{} ({found})", dataset.name),
         });
     }
     observer.event(Event::Notice {
@@ -236,27 +266,40 @@ fn initial_state(
 
 /// A resumed run may be longer than it was meant to be; anything else must be as it was.
 fn check_resumable(path: &Path, made: &RunConfig, asked: &RunConfig) -> Result<(), LaunchError> {
-    let differs = |made_with: String, asked_for: String| LaunchError::ResumeDiffers {
-        path: path.to_owned(),
-        made_with,
-        asked_for,
+    let fields = |config: &RunConfig| {
+        let value = serde_json::to_value(RunConfig { length: asked.length, ..config.clone() });
+        value.ok().and_then(|value| value.as_object().cloned()).unwrap_or_default()
     };
-    let same_length = RunConfig { length: asked.length, ..made.clone() };
-    if same_length == *asked {
-        return Ok(());
-    }
     let (made, asked) = (fields(made), fields(asked));
-    for ((name, made), (_, asked)) in made.iter().zip(&asked) {
-        if made != asked && name != "length" {
-            return Err(differs(format!("{name} {made}"), asked.to_string()));
-        }
+    match made.iter().find(|(name, value)| asked.get(*name) != Some(value)) {
+        None => Ok(()),
+        Some((name, value)) => Err(LaunchError::ResumeDiffers {
+            path: path.to_owned(),
+            made_with: format!("{name} {value}"),
+            asked_for: asked.get(name).map(ToString::to_string).unwrap_or_default(),
+        }),
     }
-    unreachable!("configurations that differ do so in a field")
 }
 
-fn fields(config: &RunConfig) -> Vec<(String, serde_json::Value)> {
-    match serde_json::to_value(config) {
-        Ok(serde_json::Value::Object(map)) => map.into_iter().collect(),
-        _ => unreachable!("a struct serializes to an object"),
+/// A run goes on in its own folder; any other folder must be free.
+fn open_folder(
+    folder: &FolderPlan,
+    resume: Option<&Path>,
+    data: &DataPlan,
+    step: u64,
+) -> Result<RunFolder, LaunchError> {
+    let mut config = folder.config.clone();
+    if let Some(dataset) = &data.dataset {
+        config.insert("dataset".into(), dataset.clone().into());
     }
+    let text = config.to_string();
+    let own = resume.is_some_and(|checkpoint| {
+        let parent = checkpoint.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned));
+        parent.is_some() && parent == folder.path.canonicalize().ok()
+    });
+    Ok(if own {
+        RunFolder::resume(&folder.path, &text, step)?
+    } else {
+        RunFolder::create(&folder.path, &text)?
+    })
 }

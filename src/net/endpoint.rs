@@ -48,9 +48,9 @@ pub struct TransportSettings {
 impl Default for TransportSettings {
     fn default() -> Self {
         TransportSettings {
-            failure_timeout: Duration::from_secs(10),
+            failure_timeout: Duration::from_secs(5),
             stall_warning: Duration::from_secs(5),
-            keep_alive: Duration::from_secs(2),
+            keep_alive: Duration::from_secs(1),
             loopback_mtu: GSO_MTU_MAX,
             mtu: 1_452,
             window: 4 << 20,

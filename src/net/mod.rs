@@ -96,6 +96,17 @@ impl NetError {
         }
     }
 
+    /// Whether a peer, and not this worker's own machine, is at fault.
+    pub fn is_about_a_peer(&self) -> bool {
+        !matches!(
+            self,
+            NetError::Socket(_)
+                | NetError::Thread(_)
+                | NetError::Settings(_)
+                | NetError::TooManyInFlight(_)
+        )
+    }
+
     /// What worker `rank` tells its neighbours when this ends its run. What it was told itself is
     /// passed on unchanged, so that everybody hears of the first cause.
     fn to_abort(&self, rank: usize) -> Abort {

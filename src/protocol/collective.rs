@@ -77,7 +77,7 @@ pub enum StreamFault {
 pub struct CollectiveId {
     /// The view's generation.
     pub generation: u32,
-    /// The training step (or the epoch, for the collectives between steps).
+    /// Steps completed before it.
     pub step: u64,
     /// 0, or how often this step has been redone.
     pub attempt: u32,

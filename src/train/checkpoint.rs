@@ -2,7 +2,7 @@
 //!
 //! A checkpoint holds the parameters under PyTorch's names (`conv1.weight`, ...), the optimizer's
 //! vectors under `optimizer.<state>.<parameter>`, and in its metadata everything else that a step
-//! depends on. A model file holds the parameters alone. Both carry a SHA-256 over their tensors.
+//! depends on. A model file holds the parameters alone. Both carry a SHA-256 over their content.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
-use crate::data::dataset::{Dataset, Normalization};
+use crate::data::{DataPlan, Dataset, Normalization};
 use crate::model::ModelKind;
 use crate::model::layout::{PARAMETERS, TENSORS, TensorSpec};
 use crate::numerics::fixed_point::Maxima;
@@ -24,6 +24,9 @@ use super::trainer::TrainingState;
 
 /// Version of the metadata; a reader refuses another one.
 const FORMAT_VERSION: &str = "1";
+
+/// The metadata that holds the hash over everything else.
+const DIGEST_KEY: &str = "content_sha256";
 
 /// The largest file that is read: some ten times what AdamW needs.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -51,10 +54,20 @@ pub enum CheckpointError {
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     pub config: RunConfig,
+    pub data: DataPlan,
     pub dataset_name: String,
     /// Lower-case hexadecimal.
     pub dataset_sha256: String,
     pub state: TrainingState,
+}
+
+/// What a file says of the run that it comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Provenance<'a> {
+    pub config: &'a RunConfig,
+    /// Loads the same images again.
+    pub data: &'a DataPlan,
+    pub dataset: &'a Dataset,
 }
 
 /// A trained model, as `eval` and `predict` need it; read from a checkpoint or a model file.
@@ -63,7 +76,10 @@ pub struct TrainedModel {
     pub kind: ModelKind,
     /// The run's seed, which is also that of the synthetic digits.
     pub seed: u64,
+    pub data: DataPlan,
     pub dataset_name: String,
+    /// Lower-case hexadecimal.
+    pub dataset_sha256: String,
     /// What the model was trained with; images must be normalised the same way.
     pub normalization: Normalization,
     /// The flat vector.
@@ -75,17 +91,20 @@ pub fn file_name(step: u64) -> String {
     format!("checkpoint-{step}.safetensors")
 }
 
+/// The step of a checkpoint's file name.
+pub fn step_of(file_name: &str) -> Option<u64> {
+    file_name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors")?.parse().ok()
+}
+
 /// The bytes of a checkpoint.
-pub fn encode_checkpoint(config: &RunConfig, dataset: &Dataset, state: &TrainingState) -> Vec<u8> {
+pub fn encode_checkpoint(run: Provenance<'_>, state: &TrainingState) -> Vec<u8> {
     let mut tensors = parameter_tensors("", &state.parameters);
     let optimizer = state.optimizer.state();
     for (name, vector) in &optimizer.vectors {
         tensors.extend(parameter_tensors(&format!("optimizer.{name}."), vector));
     }
-    let mut metadata = model_metadata(config, dataset);
-    let text = serde_json::to_string(config).expect("a tree of plain values serializes");
-    metadata.insert("config".into(), text);
-    metadata.insert("dataset_sha256".into(), hex(&dataset.sha256));
+    let mut metadata = model_metadata(run);
+    metadata.insert("config".into(), json(run.config));
     metadata.insert("step".into(), state.step.to_string());
     metadata.insert("optimizer_steps".into(), optimizer.steps.to_string());
     metadata.insert("maxima".into(), encode_bits(&state.maxima));
@@ -93,8 +112,8 @@ pub fn encode_checkpoint(config: &RunConfig, dataset: &Dataset, state: &Training
 }
 
 /// The bytes of a model file: what PyTorch's `load_state_dict` takes as it is.
-pub fn encode_model(config: &RunConfig, dataset: &Dataset, parameters: &[f32]) -> Vec<u8> {
-    encode(parameter_tensors("", parameters), model_metadata(config, dataset))
+pub fn encode_model(run: Provenance<'_>, parameters: &[f32]) -> Vec<u8> {
+    encode(parameter_tensors("", parameters), model_metadata(run))
 }
 
 /// Writes a file so that a crash leaves either the old state or the new: beside, fsync, rename.
@@ -143,7 +162,9 @@ pub fn read_model(path: &Path) -> Result<TrainedModel, CheckpointError> {
             ModelKind::ALL.into_iter().find(|kind| kind.name() == text)
         })?,
         seed: file.parsed("seed", "a number", |text| text.parse().ok())?,
+        data: file.parsed("data", "a data plan", |text| serde_json::from_str(text).ok())?,
         dataset_name: file.metadata("dataset")?.to_owned(),
+        dataset_sha256: file.metadata("dataset_sha256")?.to_owned(),
         normalization: {
             let [scale, offset] = file.parsed("normalization", "two f32 as bits", decode_bits)?;
             Normalization { scale, offset }
@@ -174,6 +195,7 @@ fn decode_checkpoint(path: &Path, bytes: &[u8]) -> Result<Checkpoint, Checkpoint
     }
     Ok(Checkpoint {
         config,
+        data: file.parsed("data", "a data plan", |text| serde_json::from_str(text).ok())?,
         dataset_name: file.metadata("dataset")?.to_owned(),
         dataset_sha256: file.metadata("dataset_sha256")?.to_owned(),
         state: TrainingState {
@@ -185,7 +207,12 @@ fn decode_checkpoint(path: &Path, bytes: &[u8]) -> Result<Checkpoint, Checkpoint
     })
 }
 
-fn model_metadata(config: &RunConfig, dataset: &Dataset) -> HashMap<String, String> {
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("a tree of plain values serializes")
+}
+
+fn model_metadata(run: Provenance<'_>) -> HashMap<String, String> {
+    let Provenance { config, data, dataset } = run;
     let normalization = [dataset.normalization.scale, dataset.normalization.offset];
     HashMap::from([
         // What PyTorch's tools look for.
@@ -194,7 +221,9 @@ fn model_metadata(config: &RunConfig, dataset: &Dataset) -> HashMap<String, Stri
         ("annulet_version".into(), env!("CARGO_PKG_VERSION").into()),
         ("model".into(), config.model.name().into()),
         ("seed".into(), config.seed.to_string()),
+        ("data".into(), json(data)),
         ("dataset".into(), dataset.name.clone()),
+        ("dataset_sha256".into(), hex(&dataset.sha256)),
         ("normalization".into(), encode_bits(&normalization)),
     ])
 }
@@ -211,8 +240,9 @@ fn parameter_tensors(prefix: &str, vector: &[f32]) -> NamedTensors {
 
 fn encode(mut tensors: NamedTensors, mut metadata: HashMap<String, String>) -> Vec<u8> {
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    let digest = tensors_sha256(tensors.iter().map(|(name, _, bytes)| (&**name, &**bytes)));
-    metadata.insert("tensors_sha256".into(), digest);
+    let named = tensors.iter().map(|(name, _, bytes)| (&**name, &**bytes));
+    let digest = content_sha256(named, &metadata);
+    metadata.insert(DIGEST_KEY.into(), digest);
     let views = tensors.iter().map(|(name, tensor, bytes)| {
         let view = TensorView::new(Dtype::F32, tensor.shape.to_vec(), bytes)
             .expect("the bytes were made from the shape");
@@ -221,12 +251,25 @@ fn encode(mut tensors: NamedTensors, mut metadata: HashMap<String, String>) -> V
     safetensors::serialize(views, Some(metadata)).expect("names, shapes and bytes agree")
 }
 
-fn tensors_sha256<'a>(tensors: impl Iterator<Item = (&'a str, &'a [u8])>) -> String {
+/// Over the tensors in the order of their names and all other metadata in the order of its keys.
+fn content_sha256<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a [u8])>,
+    metadata: &HashMap<String, String>,
+) -> String {
     let mut hasher = Sha256::new();
-    for (name, bytes) in tensors {
+    let mut field = |name: &str, bytes: &[u8]| {
+        hasher.update((name.len() as u64).to_le_bytes());
         hasher.update(name);
-        hasher.update([0]);
+        hasher.update((bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
+    };
+    for (name, bytes) in tensors {
+        field(name, bytes);
+    }
+    let mut entries: Vec<_> = metadata.iter().filter(|(key, _)| *key != DIGEST_KEY).collect();
+    entries.sort();
+    for (key, value) in entries {
+        field(key, value.as_bytes());
     }
     hex(&hasher.finalize())
 }
@@ -263,11 +306,7 @@ fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(io)? {
         let path = entry.map_err(io)?.path();
-        let step = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(|name| name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors"))
-            .and_then(|step| step.parse::<u64>().ok());
+        let step = path.file_name().and_then(|name| name.to_str()).and_then(step_of);
         if let Some(step) = step {
             found.push((step, path));
         }
@@ -296,12 +335,12 @@ impl<'a> DecodedFile<'a> {
         }
         let mut views = file.tensors.tensors();
         views.sort_by(|a, b| a.0.cmp(&b.0));
-        let digest = tensors_sha256(views.iter().map(|(name, view)| (&**name, view.data())));
-        if digest != file.metadata("tensors_sha256")? {
-            return Err(file.content(
-                format!("tensors with SHA-256 {digest}"),
-                file.metadata("tensors_sha256")?,
-            ));
+        let named = views.iter().map(|(name, view)| (&**name, view.data()));
+        let digest = content_sha256(named, &file.metadata);
+        if digest != file.metadata(DIGEST_KEY)? {
+            return Err(
+                file.content(format!("content with SHA-256 {digest}"), file.metadata(DIGEST_KEY)?)
+            );
         }
         Ok(file)
     }
@@ -370,6 +409,11 @@ mod tests {
         }
     }
 
+    fn checkpoint(config: &RunConfig, state: &TrainingState) -> Vec<u8> {
+        let run = Provenance { config, data: &DataPlan::default(), dataset: &dataset() };
+        encode_checkpoint(run, state)
+    }
+
     fn state(config: &RunConfig) -> TrainingState {
         let mut state = TrainingState::initial(config);
         let gradients: Vec<f32> = (0..PARAMETERS).map(|i| (i % 13) as f32 * 0.01).collect();
@@ -393,7 +437,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join(file_name(3));
             let state = state(&config);
-            write_atomically(&path, &encode_checkpoint(&config, &dataset(), &state)).unwrap();
+            write_atomically(&path, &checkpoint(&config, &state)).unwrap();
             let (_, back) = read_checkpoint(&path).unwrap();
             assert_eq!(back.config, config);
             assert_eq!(back.state.step, 3);
@@ -418,7 +462,7 @@ mod tests {
         let mut state = state(&config);
         for step in [9, 10, 200] {
             state.step = step;
-            let bytes = encode_checkpoint(&config, &dataset(), &state);
+            let bytes = checkpoint(&config, &state);
             // The newest is truncated, as after a crash of another program's copy.
             let bytes = if step == 200 { &bytes[..bytes.len() - 1] } else { &bytes[..] };
             write_atomically(&folder.path().join(file_name(step)), bytes).unwrap();
@@ -431,7 +475,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_is_found() {
         let config = RunConfig::default();
-        let mut bytes = encode_checkpoint(&config, &dataset(), &state(&config));
+        let mut bytes = checkpoint(&config, &state(&config));
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         let error = decode_checkpoint(Path::new("x"), &bytes).unwrap_err();
@@ -444,7 +488,8 @@ mod tests {
         let state = state(&config);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
-        write_atomically(&path, &encode_model(&config, &dataset(), &state.parameters)).unwrap();
+        let run = Provenance { config: &config, data: &DataPlan::default(), dataset: &dataset() };
+        write_atomically(&path, &encode_model(run, &state.parameters)).unwrap();
         let model = read_model(&path).unwrap();
         assert_eq!(model.parameters, state.parameters);
         assert_eq!(model.normalization, dataset().normalization);

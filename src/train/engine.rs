@@ -48,7 +48,7 @@ pub struct EngineDescription {
     pub backend: String,
     /// Driver and version.
     pub driver: String,
-    /// `portable`, or `reference`.
+    /// `portable`, `lane` or `reference`.
     pub kernels: String,
 }
 

@@ -50,7 +50,7 @@ pub fn evaluate(
     for_each_answer(engine, parameters, mine.clone(), |sample, logits| {
         let label = test.labels[sample];
         correct += u32::from(predicted_class(logits) == label);
-        loss = loss.saturating_add(loss_in_fixed_point(cross_entropy(logits, label)));
+        loss += loss_in_fixed_point(cross_entropy(logits, label));
     })?;
     let mut words = vec![correct, mine.len() as u32];
     words.extend((0..LOSS_LIMBS).map(|limb| (loss >> (LIMB_BITS * limb)) as u16 as u32));
@@ -113,11 +113,13 @@ fn cross_entropy(logits: &[f32], label: u8) -> f64 {
     libm::log(sum) + largest - f64::from(logits[usize::from(label)])
 }
 
-/// Saturates at both ends; a loss that is not a number counts as the largest.
+/// The largest loss that is counted for a sample: the sum over as many as a data set may have,
+/// 2^20, stays within 64 bits.
+const LOSS_MAX: f64 = 2_048.0;
+
+/// A loss that is not a number counts as the largest.
 fn loss_in_fixed_point(loss: f64) -> u64 {
-    if loss.is_nan() {
-        return u64::MAX;
-    }
+    let loss = if loss.is_nan() { LOSS_MAX } else { loss.clamp(0.0, LOSS_MAX) };
     libm::ldexp(loss, LOSS_FRACTION_BITS) as u64
 }
 
@@ -144,7 +146,8 @@ mod tests {
 
     #[test]
     fn a_loss_that_is_not_a_number_counts_as_the_largest() {
-        assert_eq!(loss_in_fixed_point(f64::NAN), u64::MAX);
+        assert_eq!(loss_in_fixed_point(f64::NAN), 1 << 43);
+        assert_eq!(loss_in_fixed_point(f64::INFINITY), 1 << 43);
         assert_eq!(loss_in_fixed_point(1.0), 1 << 32);
         assert_eq!(loss_in_fixed_point(-1e-9), 0);
     }

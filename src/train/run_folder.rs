@@ -4,10 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::config::RunConfig;
-use crate::data::dataset::Dataset;
-
-use super::checkpoint::{encode_checkpoint, encode_model, file_name, write_atomically};
+use super::checkpoint::{
+    Provenance, encode_checkpoint, encode_model, file_name, step_of, write_atomically,
+};
 use super::metrics::{MetricsLine, RunSummary, StepReport};
 use super::trainer::TrainingState;
 
@@ -28,6 +27,12 @@ pub enum RunFolderError {
         path = path.display()
     )]
     Occupied { path: PathBuf, found: String },
+    #[error(
+        "--resume from step {step}: {path} holds {newer}, which is newer; resume that one, or \
+         choose another --out",
+        path = path.display()
+    )]
+    Newer { path: PathBuf, step: u64, newer: String },
 }
 
 /// An open run folder.
@@ -38,26 +43,33 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
+    /// Refuses a folder that holds a run; one that is not there yet is free.
+    pub fn check_free(path: &Path) -> Result<(), RunFolderError> {
+        let found = names(path)?
+            .into_iter()
+            .find(|name| name == SUMMARY || name == METRICS || name.starts_with("checkpoint-"));
+        match found {
+            Some(found) => Err(RunFolderError::Occupied { path: path.to_owned(), found }),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the folder for a new run and writes `config.toml`; refuses one that holds a run.
     pub fn create(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
+        RunFolder::check_free(path)?;
         fs::create_dir_all(path).map_err(|source| io(path, source))?;
-        for entry in fs::read_dir(path).map_err(|source| io(path, source))? {
-            let name = entry.map_err(|source| io(path, source))?.file_name();
-            let name = name.to_string_lossy();
-            if name == SUMMARY || name == METRICS || name.starts_with("checkpoint-") {
-                return Err(RunFolderError::Occupied {
-                    path: path.to_owned(),
-                    found: name.into_owned(),
-                });
-            }
-        }
         RunFolder::open(path, config_toml)
     }
 
-    /// Opens the folder to go on after `step` steps: what was logged later is about to be repeated
-    /// and is taken out of `metrics.jsonl`.
+    /// Opens the run's own folder to go on after `step` steps: what was logged later is about to be
+    /// repeated and is taken out of `metrics.jsonl`. Refuses a folder that has a newer checkpoint,
+    /// which the next run to be resumed would take for its own.
     pub fn resume(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
-        fs::create_dir_all(path).map_err(|source| io(path, source))?;
+        let newer =
+            names(path)?.into_iter().find(|name| step_of(name).is_some_and(|other| other > step));
+        if let Some(newer) = newer {
+            return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
+        }
         let metrics = path.join(METRICS);
         if metrics.exists() {
             let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
@@ -114,15 +126,14 @@ impl RunFolder {
     /// Writes `checkpoint-<step>.safetensors` and `model.safetensors`, each atomically.
     pub fn write_checkpoint(
         &self,
-        config: &RunConfig,
-        dataset: &Dataset,
+        run: Provenance<'_>,
         state: &TrainingState,
     ) -> Result<PathBuf, RunFolderError> {
         let path = self.path.join(file_name(state.step));
-        let bytes = encode_checkpoint(config, dataset, state);
+        let bytes = encode_checkpoint(run, state);
         write_atomically(&path, &bytes).map_err(|source| io(&path, source))?;
         let model = self.path.join("model.safetensors");
-        let bytes = encode_model(config, dataset, &state.parameters);
+        let bytes = encode_model(run, &state.parameters);
         write_atomically(&model, &bytes).map_err(|source| io(&model, source))?;
         Ok(path)
     }
@@ -134,6 +145,19 @@ impl RunFolder {
         text.push('\n');
         write_atomically(&path, text.as_bytes()).map_err(|source| io(&path, source))
     }
+}
+
+/// The names in a folder; none where there is no folder.
+fn names(path: &Path) -> Result<Vec<String>, RunFolderError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(io(path, source)),
+    };
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<std::io::Result<_>>()
+        .map_err(|source| io(path, source))
 }
 
 fn io(path: &Path, source: std::io::Error) -> RunFolderError {
@@ -187,5 +211,14 @@ mod tests {
             })
             .collect();
         assert_eq!(steps, [1, 10, 20]);
+    }
+
+    #[test]
+    fn a_folder_with_a_newer_checkpoint_is_not_resumed_from_an_older_one() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(file_name(200)), "").unwrap();
+        let error = RunFolder::resume(folder.path(), "", 25).unwrap_err();
+        assert!(error.to_string().contains("checkpoint-200"), "{error}");
+        assert!(RunFolder::resume(folder.path(), "", 200).is_ok());
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
-use crate::data::dataset::Dataset;
 use crate::data::sampler::{Sampler, share};
+use crate::data::{DataPlan, Dataset};
 use crate::model::initial::initial_parameters;
 use crate::model::layout::{
     BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
@@ -18,7 +18,7 @@ use crate::numerics::optimizer::Optimizer;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 
-use super::checkpoint::CheckpointError;
+use super::checkpoint::{CheckpointError, Provenance};
 use super::collective::{Collective, CollectiveError, Traffic};
 use super::engine::{EngineError, GradientEngine};
 use super::evaluate::{Evaluation, evaluate};
@@ -86,9 +86,23 @@ impl TrainingState {
             maxima: [INITIAL_MAXIMUM; SCALE_COUNT],
         }
     }
+
+    /// SHA-256 over everything that the next step depends on.
+    fn sha256(&self) -> [u8; 32] {
+        let optimizer = self.optimizer.state();
+        let mut hasher = Sha256::new();
+        hasher.update(self.step.to_le_bytes());
+        hasher.update(parameters_sha256(&self.parameters));
+        hasher.update(parameters_sha256(&self.maxima));
+        hasher.update(optimizer.steps.to_le_bytes());
+        for (_, vector) in &optimizer.vectors {
+            hasher.update(parameters_sha256(vector));
+        }
+        hasher.finalize().into()
+    }
 }
 
-/// SHA-256 over the flat parameter vector as little-endian bytes.
+/// SHA-256 over a vector, such as the flat parameters, as little-endian bytes.
 pub fn parameters_sha256(parameters: &[f32]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     for value in parameters {
@@ -97,10 +111,13 @@ pub fn parameters_sha256(parameters: &[f32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// What a trainer works with and what it leaves behind; nothing in here changes the result.
+/// What a trainer works with and what it leaves behind. The result is decided by the
+/// configuration, the data and the state alone.
 pub struct Trainer {
     pub config: RunConfig,
     pub dataset: Arc<Dataset>,
+    /// Loads the same data set again.
+    pub data: DataPlan,
     pub engine: Box<dyn GradientEngine>,
     pub collective: Box<dyn Collective>,
     pub state: TrainingState,
@@ -126,6 +143,10 @@ impl Trainer {
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
         let mut run = Run::new(self);
         let result = run.run(observer);
+        if matches!(result, Err(TrainError::Collective(_))) {
+            // The state is that of the last completed step: what the others did since is not lost.
+            run.write_checkpoint(observer)?;
+        }
         let collective = run.trainer.collective;
         match result {
             Ok(summary) => {
@@ -162,6 +183,10 @@ struct Run {
     totals: StepTotals,
     redone_steps: u64,
     first_step_ms: Option<f64>,
+    /// Where the run began.
+    first_step: u64,
+    /// What the collective was busy with in steps: not with digests and evaluations.
+    comm_busy: Duration,
     last_step_event: Option<Instant>,
     stopped: bool,
 }
@@ -178,6 +203,8 @@ impl Run {
             totals: StepTotals::default(),
             redone_steps: 0,
             first_step_ms: None,
+            first_step: trainer.state.step,
+            comm_busy: Duration::ZERO,
             last_step_event: None,
             stopped: false,
             trainer,
@@ -209,11 +236,13 @@ impl Run {
         let last = match last {
             Some(report) => report,
             // A finished run was resumed: there is nothing to train, but there is a result.
-            None => self.report_epoch(
-                self.trainer.state.step.div_ceil(steps_per_epoch).max(1),
-                &StepTotals::default(),
-                observer,
-            )?,
+            None => {
+                observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
+                // What the run has left must not be replaced by the figures of no step at all.
+                self.trainer.folder = None;
+                let epoch = self.trainer.state.step.div_ceil(steps_per_epoch);
+                self.report_epoch(epoch, &StepTotals::default(), observer)?
+            }
         };
         self.write_checkpoint(observer)?;
         let summary = self.summary(&last);
@@ -388,6 +417,7 @@ impl Run {
     ) -> Result<Reduced, TrainError> {
         let began = Instant::now();
         let trainer = &mut self.trainer;
+        let busy_before = trainer.collective.busy();
         let batch = self.sampler.batch(step);
         let mine = share(batch.len(), trainer.collective.world_size(), trainer.collective.rank());
         trainer.engine.begin_step(&trainer.state.parameters, &batch[mine], fixed_point)?;
@@ -419,6 +449,7 @@ impl Run {
             *vector = trainer.collective.finish()?;
         }
         *comm += computed.elapsed();
+        self.comm_busy += trainer.collective.busy().saturating_sub(busy_before);
         Ok(self.parse_reduced())
     }
 
@@ -459,14 +490,14 @@ impl Run {
         TrainError::Diverged { step: step + 1, lr }
     }
 
-    /// Fails if any worker holds other parameters: the maximum of a digest and the maximum of its
+    /// Fails if any worker holds another state: the maximum of a digest and the maximum of its
     /// complement are complements of each other only where all digests are equal.
     fn check_replicas(&mut self) -> Result<(), TrainError> {
         if self.trainer.collective.world_size() == 1 {
             return Ok(());
         }
         let step = self.trainer.state.step;
-        let digest = parameters_sha256(&self.trainer.state.parameters);
+        let digest = self.trainer.state.sha256();
         let halves: Vec<u32> = digest
             .chunks_exact(4)
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
@@ -488,7 +519,9 @@ impl Run {
     fn write_checkpoint(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let trainer = &self.trainer;
         let Some(folder) = &trainer.folder else { return Ok(()) };
-        let path = folder.write_checkpoint(&trainer.config, &trainer.dataset, &trainer.state)?;
+        let run =
+            Provenance { config: &trainer.config, data: &trainer.data, dataset: &trainer.dataset };
+        let path = folder.write_checkpoint(run, &trainer.state)?;
         observer.event(Event::Checkpoint { path, step: trainer.state.step });
         Ok(())
     }
@@ -530,7 +563,7 @@ impl Run {
             views: vec![ViewReport {
                 generation: GENERATION,
                 members: trainer.members.clone(),
-                start_step: 0,
+                start_step: self.first_step,
             }],
             redone_steps: self.redone_steps,
             params_sha256: hex(&parameters_sha256(&trainer.state.parameters)),
@@ -540,7 +573,7 @@ impl Run {
 
     /// The share of the collective's own time that no step waited for.
     fn overlap_ratio(&self) -> f64 {
-        let busy = self.trainer.collective.busy().as_secs_f64();
+        let busy = self.comm_busy.as_secs_f64();
         if busy == 0.0 {
             return 0.0;
         }

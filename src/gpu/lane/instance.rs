@@ -68,8 +68,7 @@ impl Stage {
             Kernel::Conv2BackwardInput => &[Stage::Conv2BackwardInput],
             Kernel::Conv2BackwardWeights => &[Stage::Conv2BackwardWeights],
             Kernel::Conv1BackwardWeights => &[Stage::Conv1BackwardWeights],
-            Kernel::Conv2SumTiles => &[Stage::Conv2SumTiles],
-            Kernel::Conv1SumTiles => &[Stage::Conv1SumTiles],
+            Kernel::SumTiles => &[Stage::Conv2SumTiles, Stage::Conv1SumTiles],
         }
     }
 
@@ -142,7 +141,8 @@ impl Instance {
         }
     }
 
-    /// Makes a kernel's pipeline and runs one workgroup of it: only then does lavapipe compile it.
+    /// Makes a kernel's pipeline and runs one workgroup of each stage: only then does lavapipe
+    /// compile it.
     pub fn compile(&mut self, kernel: Kernel, sources: &Sources) -> Result<(), GpuError> {
         let module = self.gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(kernel.name()),
@@ -162,11 +162,11 @@ impl Instance {
             self.stages[stage as usize] = Some(BoundStage { pipeline: pipeline.clone(), bindings });
         }
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
-        self.dispatch(
-            &mut encoder.begin_compute_pass(&Default::default()),
-            Stage::of(kernel)[0],
-            (1, 1),
-        );
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for &stage in Stage::of(kernel) {
+            self.dispatch(&mut pass, stage, (1, 1));
+        }
+        drop(pass);
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.gpu.wait(Some(submission))
     }
@@ -400,6 +400,7 @@ impl Instance {
         let normalization = buffer(&fixed.normalization);
         let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
         let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
+        let [conv1, conv2] = fixed.conv.each_ref().map(buffer);
         let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
         let (conv_sums, conv_maxima) = (buffer(&fixed.conv_sums), buffer(&fixed.conv_maxima));
         let resources = match stage {
@@ -488,10 +489,10 @@ impl Instance {
                 room.partials1.written(),
             ],
             Stage::Conv2SumTiles => {
-                vec![scales, tiles, room.partials2.read(), conv_sums, conv_maxima]
+                vec![scales, conv2, tiles, room.partials2.read(), conv_sums, conv_maxima]
             }
             Stage::Conv1SumTiles => {
-                vec![scales, tiles, room.partials1.read(), conv_sums, conv_maxima]
+                vec![scales, conv1, tiles, room.partials1.read(), conv_sums, conv_maxima]
             }
         };
         let entries: Vec<wgpu::BindGroupEntry<'_>> = resources

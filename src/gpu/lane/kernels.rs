@@ -3,8 +3,8 @@
 use minijinja::{Environment, context};
 
 use super::layout::{
-    BACKWARD_QUADS, CONV1_MAXIMA_FIRST, CONV1_ROW, CONV1_SUMS_FIRST, CONV1_UNITS, CONV2_ROW,
-    CONV2_TRANSPOSED_ROW, CONV2_UNITS, DENSE_TILES, FORWARD_OUTPUTS, WEIGHT_QUADS,
+    BACKWARD_QUADS, CONV1_ROW, CONV2_ROW, CONV2_TRANSPOSED_ROW, DENSE_TILES, FORWARD_OUTPUTS,
+    WEIGHT_QUADS,
 };
 use crate::gpu::engine::Sums;
 use crate::model::layers::ModelKind;
@@ -32,12 +32,11 @@ pub(super) enum Kernel {
     Conv2BackwardInput,
     Conv2BackwardWeights,
     Conv1BackwardWeights,
-    Conv2SumTiles,
-    Conv1SumTiles,
+    SumTiles,
 }
 
 impl Kernel {
-    pub const ALL: [Kernel; 11] = [
+    pub const ALL: [Kernel; 10] = [
         Kernel::Conv1Forward,
         Kernel::Conv2Forward,
         Kernel::DenseForward,
@@ -47,8 +46,7 @@ impl Kernel {
         Kernel::Conv2BackwardInput,
         Kernel::Conv2BackwardWeights,
         Kernel::Conv1BackwardWeights,
-        Kernel::Conv2SumTiles,
-        Kernel::Conv1SumTiles,
+        Kernel::SumTiles,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -62,8 +60,7 @@ impl Kernel {
             Kernel::Conv2BackwardInput => "conv2_backward_input",
             Kernel::Conv2BackwardWeights => "conv2_backward_weights",
             Kernel::Conv1BackwardWeights => "conv1_backward_weights",
-            Kernel::Conv2SumTiles => "conv2_sum_tiles",
-            Kernel::Conv1SumTiles => "conv1_sum_tiles",
+            Kernel::SumTiles => "sum_tiles",
         }
     }
 
@@ -78,21 +75,7 @@ impl Kernel {
             Kernel::Conv2BackwardInput => "conv2_backward_input.wgsl.j2",
             Kernel::Conv2BackwardWeights => "conv2_backward_weights.wgsl.j2",
             Kernel::Conv1BackwardWeights => "conv1_backward_weights.wgsl.j2",
-            Kernel::Conv2SumTiles | Kernel::Conv1SumTiles => "sum_tiles.wgsl.j2",
-        }
-    }
-
-    /// What sum_tiles calls `conv`.
-    fn conv(self) -> minijinja::Value {
-        match self {
-            Kernel::Conv2SumTiles => context! {
-                units => CONV2_UNITS, scales_first => 2, sums_first => 0, maxima_first => 0,
-            },
-            Kernel::Conv1SumTiles => context! {
-                units => CONV1_UNITS, scales_first => 0,
-                sums_first => CONV1_SUMS_FIRST, maxima_first => CONV1_MAXIMA_FIRST,
-            },
-            _ => minijinja::Value::UNDEFINED,
+            Kernel::SumTiles => "sum_tiles.wgsl.j2",
         }
     }
 }
@@ -167,7 +150,65 @@ impl Sources {
     pub fn wgsl(&self, kernel: Kernel) -> String {
         self.environment
             .get_template(kernel.template())
-            .and_then(|template| template.render(context! { conv => kernel.conv() }))
+            .and_then(|template| template.render(context! {}))
             .expect("the crate's own templates render")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use naga::valid::{
+        Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator,
+    };
+
+    fn variants() -> impl Iterator<Item = Variant> {
+        ModelKind::ALL.into_iter().flat_map(|model| {
+            [Sums::Exact, Sums::Plain].into_iter().flat_map(move |sums| {
+                [0, 4, 8, 16].map(|subgroup_size| Variant {
+                    model,
+                    sums,
+                    subgroup_size,
+                    images_per_row: 128,
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn every_text_of_every_variant_is_valid_and_translates_to_spirv() {
+        for variant in variants() {
+            let sources = Sources::new(variant);
+            for kernel in Kernel::ALL {
+                let name = kernel.name();
+                let text = sources.wgsl(kernel);
+                let module = naga::front::wgsl::parse_str(&text)
+                    .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&text)));
+                let capabilities = match variant.subgroup_size {
+                    0 => Capabilities::empty(),
+                    _ => Capabilities::SUBGROUP,
+                };
+                let info = Validator::new(ValidationFlags::all(), capabilities)
+                    .subgroup_stages(ShaderStages::COMPUTE)
+                    .subgroup_operations(SubgroupOperationSet::all())
+                    .validate(&module)
+                    .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&text)));
+                let options = naga::back::spv::Options {
+                    lang_version: (1, 3),
+                    ..naga::back::spv::Options::default()
+                };
+                naga::back::spv::write_vec(&module, &info, &options, None)
+                    .unwrap_or_else(|e| panic!("{name}: {e}"));
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_subgroup_variants_use_subgroups() {
+        for variant in variants() {
+            let sources = Sources::new(variant);
+            let uses = Kernel::ALL.iter().any(|&kernel| sources.wgsl(kernel).contains("subgroup"));
+            assert_eq!(uses, variant.subgroup_size != 0);
+        }
     }
 }

@@ -25,9 +25,9 @@ pub(super) const DENSE_TILES: usize = 2;
 /// Outputs of a workgroup of the forward kernel.
 pub(super) const FORWARD_OUTPUTS: usize = 24;
 /// Input quads of a workgroup of the input's gradient.
-pub(super) const BACKWARD_QUADS: usize = 16;
+pub(super) const BACKWARD_QUADS: usize = 8;
 /// Output quads of a workgroup of the weights' gradient.
-pub(super) const WEIGHT_QUADS: usize = 6;
+pub(super) const WEIGHT_QUADS: usize = 5;
 
 /// A fully connected layer as the kernels see it.
 #[derive(Clone, Copy, Debug)]
@@ -138,12 +138,20 @@ pub(super) const CONV1_MAXIMA_FIRST: usize = (CONV2_UNITS * PLACES).next_multipl
 pub(super) const CONV_MAXIMA: usize =
     CONV1_MAXIMA_FIRST + (CONV1_UNITS * PLACES).next_multiple_of(LANES);
 
+/// What sum_tiles reads as `Layer`, for each convolution: workgroups of the weights' gradient, first
+/// sum, first maximum, first scale.
+pub(super) const CONV_SUM_WORDS: [[u32; 4]; 2] = [
+    [CONV1_UNITS as u32, CONV1_SUMS_FIRST as u32, CONV1_MAXIMA_FIRST as u32, 0],
+    [CONV2_UNITS as u32, 0, 0, 2],
+];
+
 /// Rows of the parameter texture: fc1, fc2 and fc3 (a row an output, padded to quads), then
 /// convolution 1 (one row, 8 texels a channel), then convolution 2 twice.
 pub(super) const CONV1_ROW: usize = DENSE3.row + DENSE3.output_quads() * 4;
 /// A row for each (out-channel quad, in-channel); a texel is a kernel place of four out-channels.
 pub(super) const CONV2_ROW: usize = CONV1_ROW + 1;
 /// A row for each (out-channel, in-channel triple); a texel is a kernel place of three in-channels.
+/// A kernel row of zeros, never written, lies before and after the others.
 pub(super) const CONV2_TRANSPOSED_ROW: usize = CONV2_ROW + CONV2_UNITS;
 pub(super) const PARAMETER_ROWS: usize =
     CONV2_TRANSPOSED_ROW + CONV2.out_channels * CONV2.in_channels / 3;
@@ -194,7 +202,7 @@ pub(super) fn pack_parameters(parameters: &[f32], texels: &mut [[f32; 4]]) {
             let transposed = CONV2_TRANSPOSED_ROW + 2 * o + i / 3;
             for (k, &weight) in weights.iter().enumerate() {
                 texels[forward * PARAMETER_COLUMNS + k][o % 4] = weight;
-                texels[transposed * PARAMETER_COLUMNS + k][i % 3] = weight;
+                texels[transposed * PARAMETER_COLUMNS + CONV2.kernel_side + k][i % 3] = weight;
             }
             texels[forward * PARAMETER_COLUMNS + KERNEL][o % 4] = biases[o];
         }
@@ -278,5 +286,101 @@ pub(super) fn unpack_conv_maxima(maxima: &[u32], words: &mut [u32]) {
             let tensor = usize::from(i % PLACES == KERNEL);
             words[tensor] = words[tensor].max(maximum);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::layout::{CONVOLUTION_BUCKET, DENSE_BUCKET, PARAMETERS};
+
+    /// The texels of a vector whose values are their own indices, exact in f32.
+    fn packed_indices() -> Vec<[f32; 4]> {
+        let parameters: Vec<f32> = (0..PARAMETERS).map(|i| i as f32).collect();
+        let mut texels = vec![[0.0; 4]; PARAMETER_ROWS * PARAMETER_COLUMNS];
+        pack_parameters(&parameters, &mut texels);
+        texels
+    }
+
+    fn texel(texels: &[[f32; 4]], row: usize, column: usize) -> [u32; 4] {
+        texels[row * PARAMETER_COLUMNS + column].map(|value| value as u32)
+    }
+
+    #[test]
+    fn dense_sums_come_back_to_where_their_weights_are() {
+        let texels = packed_indices();
+        let mut sums = vec![[0; 4]; DENSE_SUMS];
+        for shape in &DENSE {
+            let columns = shape.input_quads() + 1;
+            for o in 0..shape.layer.outputs {
+                for c in 0..columns {
+                    sums[shape.sums_first + o * columns + c] = texel(&texels, shape.row + o, c);
+                }
+            }
+        }
+        let range = DENSE_BUCKET.parameter_range();
+        let mut words = vec![0; range.len()];
+        unpack_dense_sums(&sums, &mut words);
+        assert!(words.iter().zip(range).all(|(&word, i)| word as usize == i));
+    }
+
+    #[test]
+    fn convolution_sums_come_back_to_where_their_weights_are() {
+        let texels = packed_indices();
+        let mut sums = vec![[0; 4]; CONV_SUMS];
+        for unit in 0..CONV2_UNITS {
+            for k in 0..PLACES {
+                let row = CONV2_ROW + unit % 4 * CONV2.in_channels + unit / 4;
+                sums[unit * PLACES + k] = texel(&texels, row, k);
+            }
+        }
+        for channel in 0..CONV1.out_channels {
+            for k in 0..PLACES {
+                let value = texel(&texels, CONV1_ROW, channel * 8 + k / 4)[k % 4];
+                sums[CONV1_SUMS_FIRST + channel / 3 * PLACES + k][channel % 3] = value;
+            }
+        }
+        let range = CONVOLUTION_BUCKET.parameter_range();
+        let mut words = vec![0; range.len()];
+        unpack_conv_sums(&sums, &mut words);
+        assert!(words.iter().zip(range).all(|(&word, i)| word as usize == i));
+    }
+
+    #[test]
+    fn the_transposed_kernel_lies_between_rows_of_zeros() {
+        let texels = packed_indices();
+        for o in 0..CONV2.out_channels {
+            for i in 0..CONV2.in_channels {
+                let row = CONV2_TRANSPOSED_ROW + 2 * o + i / 3;
+                for k in 0..KERNEL {
+                    let index = CONV2_WEIGHT.offset + (o * CONV2.in_channels + i) * KERNEL + k;
+                    assert_eq!(texel(&texels, row, 5 + k)[i % 3] as usize, index);
+                }
+                for k in (0..5).chain(30..35) {
+                    assert_eq!(texel(&texels, row, k), [0; 4]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn maxima_go_to_their_tensors() {
+        let mut maxima = vec![0; DENSE_MAXIMA];
+        // fc2's weight in the last lane before the bias, its bias, and a lane that holds neither.
+        maxima[DENSE2.maxima_first + DENSE2.input_quads() - 1] = 7;
+        maxima[DENSE2.maxima_first + DENSE2.input_quads()] = 8;
+        maxima[DENSE2.maxima_first + DENSE2.input_quads() + 1] = 9;
+        let mut words = [0; 6];
+        unpack_dense_maxima(&maxima, &mut words);
+        assert_eq!(words, [0, 0, 7, 8, 0, 0]);
+
+        let mut maxima = vec![0; CONV_MAXIMA];
+        maxima[CONV1_MAXIMA_FIRST] = 1;
+        maxima[CONV1_MAXIMA_FIRST + KERNEL] = 2;
+        maxima[PLACES] = 3;
+        maxima[PLACES + KERNEL] = 4;
+        let mut words = [0; 4];
+        unpack_conv_maxima(&maxima, &mut words);
+        assert_eq!(words, [1, 2, 3, 4]);
     }
 }

@@ -3,7 +3,7 @@
 //! A lane is a sample: a tile of 16 samples is a workgroup, and every vector instruction does the
 //! same step for 8 or 16 samples at once. A worker uses as many devices as it has cores, each
 //! computing in one thread; the tiles of a step are split among them, and their integer sums are
-//! added. `shaders/README.md` tells how the kernels are made and why.
+//! added. `shaders/lane/README.md` tells how the kernels are made and why.
 
 mod instance;
 mod kernels;

@@ -2,8 +2,9 @@
 
 use super::kernels::Variant;
 use super::layout::{
-    CONV_MAXIMA, CONV_SUMS, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS, DENSE_TILES,
-    DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS, PLACES,
+    CONV_MAXIMA, CONV_SUM_WORDS, CONV_SUMS, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
+    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS,
+    PLACES,
 };
 use crate::data::dataset::{Dataset, ImageSet};
 use crate::gpu::GpuError;
@@ -45,7 +46,8 @@ impl Plane {
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        let texture = texture(gpu, label, format, columns, rows);
+        // lavapipe compiles a kernel anew for a texture whose size is a power of two; no width is.
+        let texture = texture(gpu, label, format, columns, (rows | 1).max(3));
         let view = texture.create_view(&wgpu::TextureViewDescriptor::default());
         Plane { buffer, texture, view, columns, rows_per_tile: rows_per_tile as u32 }
     }
@@ -90,6 +92,8 @@ pub(super) struct Fixed {
     pub tiles: wgpu::Buffer,
     /// The shapes of the fully connected layers.
     pub dense: [wgpu::Buffer; 3],
+    /// How the partials of each convolution are summed.
+    pub conv: [wgpu::Buffer; 2],
     pub parameters: wgpu::Texture,
     pub parameters_view: wgpu::TextureView,
     pub dense_sums: wgpu::Buffer,
@@ -144,6 +148,8 @@ impl Fixed {
             dense: [&DENSE1, &DENSE2, &DENSE3].map(|shape: &DenseShape| {
                 filled(gpu, "dense layer", bytemuck::cast_slice(&shape.words()))
             }),
+            conv: CONV_SUM_WORDS
+                .map(|words| filled(gpu, "convolution", bytemuck::cast_slice(&words))),
             parameters,
             parameters_view,
             dense_sums: storage(gpu, "dense sums", DENSE_SUMS as u64 * TEXEL_BYTES),
@@ -239,7 +245,7 @@ fn texture(
         sample_count: 1,
         dimension: wgpu::TextureDimension::D2,
         format,
-        usage: wgpu::TextureUsages::TEXTURE_BINDING | wgpu::TextureUsages::COPY_DST,
+        usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::COPY_DST,
         view_formats: &[],
     })
 }

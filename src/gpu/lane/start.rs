@@ -24,17 +24,16 @@ pub const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP;
 /// The kernels in the order in which they are compiled: those that take longest first, so that
 /// the devices finish at about the same time.
 const COMPILE_ORDER: [Kernel; Kernel::ALL.len()] = [
-    Kernel::DenseBackwardWeights,
     Kernel::Conv2BackwardWeights,
-    Kernel::Conv2BackwardInput,
     Kernel::Conv2Forward,
-    Kernel::DenseBackwardInput,
+    Kernel::DenseBackwardWeights,
     Kernel::Conv1BackwardWeights,
+    Kernel::DenseBackwardInput,
+    Kernel::Conv2BackwardInput,
     Kernel::DenseForward,
     Kernel::Conv1Forward,
     Kernel::Head,
-    Kernel::Conv2SumTiles,
-    Kernel::Conv1SumTiles,
+    Kernel::SumTiles,
 ];
 
 /// Opens a device for each core, the first being `gpu`, with room for so many tiles each; every
@@ -149,6 +148,6 @@ fn lock_folder() -> Option<PathBuf> {
 fn subgroup_size(gpu: &Gpu) -> u32 {
     let report = gpu.report();
     let size = report.subgroup_size_min;
-    let fits = size == report.subgroup_size_max && size >= 4 && LANES as u32 % size == 0;
+    let fits = size == report.subgroup_size_max && size >= 4 && (LANES as u32).is_multiple_of(size);
     if fits && gpu.device.features().contains(wgpu::Features::SUBGROUP) { size } else { 0 }
 }

@@ -13,14 +13,15 @@ use crate::model::layout::{
 use crate::model::{Activation, Pooling};
 use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 
+/// Tiles of one submission. 2,048 samples keep a large GPU busy, stay below a second on a software
+/// adapter, and keep every buffer far below 128 MiB.
+pub const TILES_PER_SUBMISSION_MAX: usize = 128;
+
 /// Samples of a quad: what a vec4 holds.
 const QUAD_SAMPLES: usize = 4;
 
 /// Logits of a sample as the kernels store them: a multiple of 4.
 pub const LOGIT_ROWS: usize = CLASSES.next_multiple_of(4);
-
-/// Zeros beside each row of conv2's output gradient, so that its readers need not check borders.
-const CONV2_MARGIN: usize = CONV2.kernel_side - 1;
 
 /// Output channels of an invocation of the convolutions' forward kernel.
 const FORWARD_CHANNELS: usize = 4;
@@ -31,18 +32,38 @@ const BACKWARD_CHANNELS: usize = 3;
 const PLACE_LANES: u32 = 64;
 /// Invocations of a workgroup whose invocations differ by quad alone: a batch of 128 has 32 quads.
 const QUAD_LANES: u32 = 32;
+/// Quads of a workgroup of the loss head: four times ten classes are 40 invocations.
+const HEAD_QUADS: u32 = 4;
 /// Invocations of a workgroup whose invocations differ by parameter.
 const PARAMETER_LANES: u32 = 64;
-/// Invocations that share the rows of a convolution's output in the weight gradients.
-const CONV1_ROW_LANES: u32 = 7;
-const CONV2_ROW_LANES: u32 = 2;
+/// How the kernels are cut to suit an adapter. The results of two tunings differ by rounding where
+/// `row_lanes` differs, and not at all otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tuning {
+    pub reads: Reads,
+    /// Invocations that share the rows of a convolution's output in the weight gradients. What they
+    /// found is added up in workgroup memory, which is slow on a CPU; a GPU wants the invocations.
+    pub row_lanes: u32,
+    /// Shares that the tiles are dealt out in for the sums over them. A CPU has few cores to fill;
+    /// a GPU wants the narrowest of those kernels to have a few thousand invocations.
+    pub tile_shares_max: u32,
+}
 
-/// Texels of a row of the texture of parameters.
-const PARAMETER_ROW: usize = 256;
+impl Tuning {
+    pub const SOFTWARE: Tuning =
+        Tuning { reads: Reads::Textures, row_lanes: 2, tile_shares_max: 1 };
+    pub const HARDWARE: Tuning =
+        Tuning { reads: Reads::Buffers, row_lanes: 7, tile_shares_max: 16 };
+}
+
+/// Texels of a row of a texture, as `shaders/shared/reads_textures.wgsl` has them.
+pub const TEXTURE_ROW: usize = 1_024;
 
 /// A kernel with the buffers it works on and the number of its workgroups.
 #[derive(Clone, Debug)]
 pub struct Stage {
+    /// For people: `conv1 forward`.
+    pub label: &'static str,
     pub kernel: Kernel,
     /// The buffer of each of the kernel's variables.
     pub buffers: Vec<(&'static str, BufferId)>,
@@ -60,8 +81,8 @@ impl Stage {
     }
 }
 
-/// The buffers of the set. In the shapes Q is the quads of a submission, padded; each element of
-/// (..., Q) is a vec4 over a quad's samples.
+/// The buffers of the set. In the shapes T is the tiles of a submission; the last dimension, 16, is
+/// a tile's samples, which the kernels see as four quads of a vec4 each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BufferId {
     /// A [`Submission`].
@@ -70,49 +91,61 @@ pub enum BufferId {
     Parameters,
     /// The convolutions' weights as [`convolution_weights`] sorts them.
     ConvolutionWeights,
+    /// As `shaders/shared/convolution_layer.wgsl` declares it.
+    Conv1Layer,
+    Conv2Layer,
+    /// As `shaders/shared/dense_layer.wgsl` declares it.
+    Fc1Layer,
+    Fc2Layer,
+    Fc3Layer,
     /// (training and test images, 28, 28) bytes.
     Pixels,
     /// (training and test images) u32.
     Labels,
-    /// (4 * Q) u32: indices of images.
+    /// (T, 16) u32: indices of images.
     Samples,
-    /// (32, 32, Q): normalized, with two zeros on each side.
+    /// (T, 32, 32, 16): normalized, with two zeros on each side.
     Images,
-    /// (6, 14, 14, Q).
+    /// (T, 6, 14, 14, 16).
     Conv1,
-    /// What its pooling keeps: (6, 14, 14, Q) of a u32 or of four vec4.
+    /// What its pooling keeps: (T, 6, 14, 14, 4 quads) of a u32 or of four vec4.
     Conv1Pooling,
-    /// (16, 5, 5, Q).
+    /// (T, 16, 5, 5, 16).
     Conv2,
-    /// What its pooling keeps: (16, 5, 5, Q) of a u32 or of four vec4.
+    /// What its pooling keeps: (T, 16, 5, 5, 4 quads) of a u32 or of four vec4.
     Conv2Pooling,
-    /// (120, Q).
+    /// (T, 120, 16).
     Fc1,
-    /// (84, Q).
+    /// (T, 84, 16).
     Fc2,
-    /// (12, Q).
+    /// (T, 12, 16).
     Logits,
-    /// (12, Q).
+    /// (T, 12, 16).
     DLogits,
-    /// (84, Q), of the linear output.
+    /// (T, 84, 16), of the linear output.
     DFc2,
-    /// (120, Q), of the linear output.
+    /// (T, 120, 16), of the linear output.
     DFc1,
-    /// (16, 10, 18, Q), of the convolution's output, with a margin of four zeros.
+    /// (T, 16, 12, 18, 16), of the convolution's output, with its margins.
     DConv2,
-    /// (6, 28, 28, Q), of the convolution's output.
+    /// (T, 6, 28, 28, 16), of the convolution's output.
     DConv1,
-    /// (tiles, 2572): each tile's gradients of the convolutions' parameters.
+    /// (T, 2572): each tile's gradients of the convolutions' parameters.
     Partials,
     /// The buckets' words, one bucket behind the other.
     Words,
 }
 
 impl BufferId {
-    pub const ALL: [BufferId; 21] = [
+    pub const ALL: [BufferId; 26] = [
         BufferId::Submission,
         BufferId::Parameters,
         BufferId::ConvolutionWeights,
+        BufferId::Conv1Layer,
+        BufferId::Conv2Layer,
+        BufferId::Fc1Layer,
+        BufferId::Fc2Layer,
+        BufferId::Fc3Layer,
         BufferId::Pixels,
         BufferId::Labels,
         BufferId::Samples,
@@ -133,66 +166,65 @@ impl BufferId {
         BufferId::Words,
     ];
 
-    /// Words of the buffer for submissions of `quads` quads, over a data set of `images` images.
-    pub fn words(self, model: ModelKind, images: usize, quads: usize) -> usize {
+    /// Words of the buffer for submissions of `tiles` tiles, over a data set of `images` images.
+    pub fn words(self, model: ModelKind, images: usize, tiles: usize) -> usize {
         let kept = match model.pooling() {
             Pooling::Max => 1,
             Pooling::Average => 4 * QUAD_SAMPLES,
         };
+        let quads = tiles * TILE_SAMPLES / QUAD_SAMPLES;
         match self {
             BufferId::Submission => size_of::<Submission>() / 4,
             BufferId::ConvolutionWeights => 4 * CONVOLUTION_WEIGHT_VECTORS,
+            BufferId::Conv1Layer | BufferId::Conv2Layer => CONVOLUTION_LAYER_WORDS,
+            BufferId::Fc1Layer | BufferId::Fc2Layer | BufferId::Fc3Layer => DENSE_LAYER_WORDS,
             BufferId::Pixels => images * IMAGE_PIXELS / 4,
             BufferId::Labels => images,
-            BufferId::Samples => quads * QUAD_SAMPLES,
+            BufferId::Samples => tiles * TILE_SAMPLES,
             BufferId::Conv1Pooling => quads * kept * pooled_values(&CONV1),
             BufferId::Conv2Pooling => quads * kept * pooled_values(&CONV2),
-            BufferId::Partials => {
-                quads.div_ceil(TILE_SAMPLES / QUAD_SAMPLES)
-                    * CONVOLUTION_BUCKET.parameter_range().len()
-            }
+            BufferId::Partials => tiles * CONVOLUTION_BUCKET.parameter_range().len(),
             BufferId::Words => BUCKETS.iter().map(Bucket::words).sum(),
-            _ => {
-                let [width, height] =
-                    self.texels(quads).expect("the others are made of vec4 alone");
-                4 * width * height
-            }
+            _ => 4 * TEXTURE_ROW * self.texture_rows(tiles).expect("the others are vec4 alone"),
         }
     }
 
-    /// Width and height of the buffer as a texture of vec4; `None` for buffers of something else.
-    pub fn texels(self, quads: usize) -> Option<[usize; 2]> {
+    /// Rows of [`TEXTURE_ROW`] texels that the buffer fills as a texture of vec4; `None` for buffers
+    /// of something else.
+    pub fn texture_rows(self, tiles: usize) -> Option<usize> {
         let features = match self {
-            BufferId::Parameters => {
-                return Some([PARAMETER_ROW, PARAMETERS.div_ceil(4 * PARAMETER_ROW)]);
-            }
-            BufferId::Images => (CONV1.in_side + 2 * CONV1.padding).pow(2),
+            BufferId::Parameters => return Some(PARAMETERS.div_ceil(4 * TEXTURE_ROW)),
+            BufferId::Images => padded_side(&CONV1).pow(2),
             BufferId::Conv1 => pooled_values(&CONV1),
             BufferId::Conv2 => pooled_values(&CONV2),
             BufferId::Fc1 | BufferId::DFc1 => FC1.outputs,
             BufferId::Fc2 | BufferId::DFc2 => FC2.outputs,
             BufferId::Logits | BufferId::DLogits => LOGIT_ROWS,
             BufferId::DConv2 => {
-                let side = CONV2.out_side();
-                CONV2.out_channels * side * (side + 2 * CONV2_MARGIN)
+                let [rows, columns] = margins(&CONV2).map(|margin| CONV2.out_side() + 2 * margin);
+                CONV2.out_channels * rows * columns
             }
             BufferId::DConv1 => CONV1.out_channels * CONV1.out_side().pow(2),
             _ => return None,
         };
-        Some([quads, features])
+        Some((tiles * features * TILE_SAMPLES / QUAD_SAMPLES).div_ceil(TEXTURE_ROW))
     }
 
     /// Whether the buffer's size depends on the submission's.
-    pub fn grows(self) -> bool {
-        !matches!(
-            self,
-            BufferId::Submission
-                | BufferId::Parameters
-                | BufferId::ConvolutionWeights
-                | BufferId::Pixels
-                | BufferId::Labels
-                | BufferId::Words
-        )
+    pub fn grows(self, model: ModelKind) -> bool {
+        self.words(model, 0, 64) != self.words(model, 0, 1)
+    }
+
+    /// The words of a buffer that never changes.
+    pub fn constant(self) -> Option<Vec<u32>> {
+        match self {
+            BufferId::Conv1Layer => Some(convolution_layer(&CONV1).to_vec()),
+            BufferId::Conv2Layer => Some(convolution_layer(&CONV2).to_vec()),
+            BufferId::Fc1Layer => Some(dense_layer(&FC1).to_vec()),
+            BufferId::Fc2Layer => Some(dense_layer(&FC2).to_vec()),
+            BufferId::Fc3Layer => Some(dense_layer(&FC3).to_vec()),
+            _ => None,
+        }
     }
 }
 
@@ -230,9 +262,9 @@ impl Grid {
 pub const FORWARD_STAGES: usize = 6;
 
 /// The stages of a step in their order; the first [`FORWARD_STAGES`] give the logits.
-pub fn stages(model: ModelKind, sums: Sums, reads: Reads) -> Vec<Stage> {
+pub fn stages(model: ModelKind, sums: Sums, tuning: Tuning) -> Vec<Stage> {
     use BufferId::{Conv1, Conv2, DFc1, DFc2, DLogits, Fc1, Fc2, Images};
-    let table = Table::new(model, sums, reads);
+    let table = Table::new(model, sums, tuning);
     vec![
         table.gather_images(),
         table.convolution_forward("conv1 forward", &CONV1, Images, Conv1),
@@ -260,11 +292,11 @@ struct Table {
     /// The variable of what the pooling keeps.
     kept: &'static str,
     exact: f64,
-    reads: Reads,
+    tuning: Tuning,
 }
 
 impl Table {
-    fn new(model: ModelKind, sums: Sums, reads: Reads) -> Table {
+    fn new(model: ModelKind, sums: Sums, tuning: Tuning) -> Table {
         let (pooling, kept) = match model.pooling() {
             Pooling::Max => (&shader::MAX_POOL, "winners"),
             Pooling::Average => (&shader::AVERAGE_POOL, "windows"),
@@ -277,14 +309,14 @@ impl Table {
             pooling,
             kept,
             exact: f64::from(u8::from(sums == Sums::Exact)),
-            reads,
+            tuning,
         }
     }
 
     fn gather_images(&self) -> Stage {
         Stage {
+            label: "gather images",
             kernel: self.kernel(
-                "gather images",
                 &shader::GATHER_IMAGES,
                 &[],
                 vec![("LANES", f64::from(PLACE_LANES))],
@@ -306,25 +338,24 @@ impl Table {
         input: BufferId,
         output: BufferId,
     ) -> Stage {
-        let (_, bias) = tensors_of(layer.name);
-        let places = layer.pooled_side().pow(2) as u32;
+        let shared = [
+            &shader::CONVOLUTION_LAYER,
+            &shader::CONVOLUTION_WEIGHTS,
+            &shader::WINDOW,
+            self.pooling,
+            self.activation,
+            &shader::FLOAT_BITS,
+        ];
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::CONVOLUTION_FORWARD,
-                &[&shader::CONVOLUTION_WEIGHTS, self.pooling, self.activation],
-                vec![
-                    ("IN_CHANNELS", layer.in_channels as f64),
-                    ("IN_SIDE", padded_side(layer) as f64),
-                    ("OUT_CHANNELS", layer.out_channels as f64),
-                    ("POOLED_SIDE", layer.pooled_side() as f64),
-                    ("WEIGHT", forward_weights(layer) as f64),
-                    ("BIAS", bias.offset as f64),
-                    ("LANES", f64::from(PLACE_LANES)),
-                ],
+                &shared,
+                vec![("LANES", f64::from(PLACE_LANES))],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("weights", BufferId::ConvolutionWeights),
                 ("bias", BufferId::Parameters),
                 ("input_source", input),
@@ -333,7 +364,7 @@ impl Table {
             ],
             grid: Grid::Places {
                 lanes: PLACE_LANES,
-                places,
+                places: layer.pooled_side().pow(2) as u32,
                 y: layer.out_channels.div_ceil(FORWARD_CHANNELS) as u32,
             },
         }
@@ -346,21 +377,16 @@ impl Table {
         input: BufferId,
         output: BufferId,
     ) -> Stage {
-        let (weight, bias) = tensors_of(layer.name);
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::DENSE_FORWARD,
-                &[self.activation],
-                vec![
-                    ("INPUTS", layer.inputs as f64),
-                    ("WEIGHT", in_vec4(weight.offset)),
-                    ("BIAS", in_vec4(bias.offset)),
-                    ("LANES", f64::from(QUAD_LANES)),
-                ],
+                &[&shader::DENSE_LAYER, self.activation, &shader::FLOAT_BITS],
+                vec![("LANES", f64::from(QUAD_LANES))],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("parameters_source", BufferId::Parameters),
                 ("input_source", input),
                 ("output", output),
@@ -372,19 +398,19 @@ impl Table {
     fn loss_head(&self) -> Stage {
         let statistics = bucket_words(&DENSE_BUCKET) + DENSE_BUCKET.parameter_range().len();
         Stage {
+            label: "loss head",
             kernel: self.kernel(
-                "loss head",
                 &shader::LOSS_HEAD,
                 &[&shader::SUMS],
                 vec![
                     ("INPUTS", FC3.inputs as f64),
-                    ("WEIGHT", in_vec4(FC3_WEIGHT.offset)),
-                    ("BIAS", in_vec4(FC3_BIAS.offset)),
+                    ("WEIGHT", f64::from(in_vec4(FC3_WEIGHT.offset))),
+                    ("BIAS", f64::from(in_vec4(FC3_BIAS.offset))),
                     ("LOSS", statistics as f64),
                     ("RIGHT", (statistics + 1) as f64),
                     ("SAMPLES", (statistics + 2) as f64),
                     ("LOSS_MAXIMUM", maximum_word(LOSS_SCALE) as f64),
-                    ("LANES", f64::from(QUAD_LANES)),
+                    ("QUADS", f64::from(HEAD_QUADS)),
                     ("EXACT", self.exact),
                 ],
             ),
@@ -398,7 +424,7 @@ impl Table {
                 ("d_logits", BufferId::DLogits),
                 ("words", BufferId::Words),
             ],
-            grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: 1 },
+            grid: Grid::Places { lanes: HEAD_QUADS, places: 1, y: 1 },
         }
     }
 
@@ -409,27 +435,16 @@ impl Table {
         input: BufferId,
         d_output: BufferId,
     ) -> Stage {
-        let (weight, bias) = tensors_of(layer.name);
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::DENSE_BACKWARD_WEIGHTS,
-                &[&shader::SUMS],
-                vec![
-                    ("INPUTS", layer.inputs as f64),
-                    ("OUTPUTS", layer.outputs as f64),
-                    ("WEIGHT_SUM", sum_word(weight) as f64),
-                    ("BIAS_SUM", sum_word(bias) as f64),
-                    ("WEIGHT_MAXIMUM", maximum_word(scale_of(weight)) as f64),
-                    ("BIAS_MAXIMUM", maximum_word(scale_of(bias)) as f64),
-                    ("WEIGHT_SCALE", scale_of(weight) as f64),
-                    ("BIAS_SCALE", scale_of(bias) as f64),
-                    ("LANES", f64::from(PARAMETER_LANES)),
-                    ("EXACT", self.exact),
-                ],
+                &[&shader::DENSE_LAYER, &shader::SUMS],
+                vec![("LANES", f64::from(PARAMETER_LANES)), ("EXACT", self.exact)],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("input_source", input),
                 ("d_output_source", d_output),
                 ("words", BufferId::Words),
@@ -450,19 +465,14 @@ impl Table {
         d_output: BufferId,
         input: BufferId,
     ) -> Stage {
-        let (weight, _) = tensors_of(layer.name);
-        let mut constants = vec![
-            ("INPUTS", layer.inputs as f64),
-            ("OUTPUTS", layer.outputs as f64),
-            ("WEIGHT", in_vec4(weight.offset)),
-            ("LANES", f64::from(QUAD_LANES)),
-        ];
+        let mut shared = vec![&shader::DENSE_LAYER, self.activation, &shader::FLOAT_BITS];
+        let mut constants = vec![("LANES", f64::from(QUAD_LANES))];
         let mut buffers = vec![
             ("submission", BufferId::Submission),
+            ("layer", layer_buffer(layer.name)),
             ("parameters_source", BufferId::Parameters),
             ("d_output_source", d_output),
         ];
-        let mut shared = vec![self.activation];
         match input {
             BufferId::Conv2 => {
                 self.emit_through_pooling(&CONV2, &mut shared, &mut constants, &mut buffers);
@@ -475,7 +485,8 @@ impl Table {
             }
         }
         Stage {
-            kernel: self.kernel(label, &shader::DENSE_BACKWARD_INPUT, &shared, constants),
+            label,
+            kernel: self.kernel(&shader::DENSE_BACKWARD_INPUT, &shared, constants),
             buffers,
             grid: Grid::Places { lanes: QUAD_LANES, places: 1, y: layer.inputs as u32 / 4 },
         }
@@ -483,7 +494,9 @@ impl Table {
 
     fn convolution_backward_input(&self) -> Stage {
         let layer = &CONV2;
+        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation, &shader::FLOAT_BITS];
         let mut constants = vec![
+            ("IN_CHANNELS", layer.in_channels as f64),
             ("IN_SIDE", layer.in_side as f64),
             ("OUT_CHANNELS", layer.out_channels as f64),
             ("OUT_SIDE", layer.out_side() as f64),
@@ -495,15 +508,10 @@ impl Table {
             ("weights", BufferId::ConvolutionWeights),
             ("d_output_source", BufferId::DConv2),
         ];
-        let mut shared = vec![&shader::CONVOLUTION_WEIGHTS, self.activation];
         self.emit_through_pooling(&CONV1, &mut shared, &mut constants, &mut buffers);
         Stage {
-            kernel: self.kernel(
-                "conv2 d input",
-                &shader::CONVOLUTION_BACKWARD_INPUT,
-                &shared,
-                constants,
-            ),
+            label: "conv2 d input",
+            kernel: self.kernel(&shader::CONVOLUTION_BACKWARD_INPUT, &shared, constants),
             buffers,
             grid: Grid::Places {
                 lanes: PLACE_LANES,
@@ -519,31 +527,22 @@ impl Table {
         layer: &Convolution,
         input: BufferId,
     ) -> Stage {
-        let (weight, bias) = tensors_of(layer.name);
-        let (d_output, margin) = d_convolved(layer);
-        let row_lanes = if *layer == CONV1 { CONV1_ROW_LANES } else { CONV2_ROW_LANES };
         let channel_groups = layer.out_channels.div_ceil(FORWARD_CHANNELS);
         Stage {
+            label,
             kernel: self.kernel(
-                label,
                 &shader::CONVOLUTION_BACKWARD_WEIGHTS,
-                &[],
+                &[&shader::CONVOLUTION_LAYER],
                 vec![
-                    ("IN_CHANNELS", layer.in_channels as f64),
-                    ("IN_SIDE", padded_side(layer) as f64),
-                    ("OUT_CHANNELS", layer.out_channels as f64),
-                    ("OUT_SIDE", layer.out_side() as f64),
-                    ("MARGIN", margin as f64),
-                    ("WEIGHT", weight.offset as f64),
-                    ("BIAS", bias.offset as f64),
                     ("PARTIALS", CONVOLUTION_BUCKET.parameter_range().len() as f64),
-                    ("ROW_LANES", f64::from(row_lanes)),
+                    ("ROW_LANES", f64::from(self.tuning.row_lanes)),
                 ],
             ),
             buffers: vec![
                 ("submission", BufferId::Submission),
+                ("layer", layer_buffer(layer.name)),
                 ("input_source", input),
-                ("d_output_source", d_output),
+                ("d_output_source", d_convolved(layer)),
                 ("partials", BufferId::Partials),
             ],
             grid: Grid::Tiles { x: (layer.in_channels * channel_groups) as u32 },
@@ -553,8 +552,8 @@ impl Table {
     fn quantize(&self) -> Stage {
         let partials = CONVOLUTION_BUCKET.parameter_range().len();
         Stage {
+            label: "convolution sums",
             kernel: self.kernel(
-                "convolution sums",
                 &shader::QUANTIZE,
                 &[&shader::SUMS],
                 vec![
@@ -579,12 +578,11 @@ impl Table {
 
     fn kernel(
         &self,
-        label: &'static str,
         source: &'static Source,
         shared: &[&'static Source],
         constants: Vec<(&'static str, f64)>,
     ) -> Kernel {
-        Kernel { label, source, shared: shared.to_vec(), constants, reads: self.reads }
+        Kernel { source, shared: shared.to_vec(), constants, reads: self.tuning.reads }
     }
 
     /// Appends what carries a gradient through the pooling of `layer`.
@@ -595,10 +593,15 @@ impl Table {
         constants: &mut Vec<(&'static str, f64)>,
         buffers: &mut Vec<(&'static str, BufferId)>,
     ) {
-        let (d_convolved, margin) = d_convolved(layer);
-        shared.extend([self.pooling, &shader::EMIT_THROUGH_POOLING]);
-        constants.extend([("PLANE_SIDE", layer.out_side() as f64), ("MARGIN", margin as f64)]);
-        buffers.extend([(self.kept, pooling_of(layer)), ("d_convolved", d_convolved)]);
+        let [rows, columns] = margins(layer);
+        shared.extend([&shader::WINDOW, self.pooling, &shader::EMIT_THROUGH_POOLING]);
+        constants.extend([
+            ("CHANNELS", layer.out_channels as f64),
+            ("PLANE_SIDE", layer.out_side() as f64),
+            ("ROW_MARGIN", rows as f64),
+            ("COLUMN_MARGIN", columns as f64),
+        ]);
+        buffers.extend([(self.kept, pooling_of(layer)), ("d_convolved", d_convolved(layer))]);
     }
 }
 
@@ -606,9 +609,66 @@ fn pooling_of(layer: &Convolution) -> BufferId {
     if *layer == CONV1 { BufferId::Conv1Pooling } else { BufferId::Conv2Pooling }
 }
 
-/// The gradient of a convolution's output and its margin.
-fn d_convolved(layer: &Convolution) -> (BufferId, usize) {
-    if *layer == CONV1 { (BufferId::DConv1, 0) } else { (BufferId::DConv2, CONV2_MARGIN) }
+/// The gradient of a convolution's output.
+fn d_convolved(layer: &Convolution) -> BufferId {
+    if *layer == CONV1 { BufferId::DConv1 } else { BufferId::DConv2 }
+}
+
+/// Zeros around that gradient, so that its readers need not check borders: rows above and below,
+/// columns before and behind. Only conv2's is read beyond its border.
+fn margins(layer: &Convolution) -> [usize; 2] {
+    if *layer == CONV1 { [0, 0] } else { [1, layer.kernel_side - 1] }
+}
+
+fn layer_buffer(layer: &str) -> BufferId {
+    match layer {
+        "conv1" => BufferId::Conv1Layer,
+        "conv2" => BufferId::Conv2Layer,
+        "fc1" => BufferId::Fc1Layer,
+        "fc2" => BufferId::Fc2Layer,
+        _ => BufferId::Fc3Layer,
+    }
+}
+
+const CONVOLUTION_LAYER_WORDS: usize = 9;
+
+/// The fields of `shaders/shared/convolution_layer.wgsl`.
+fn convolution_layer(layer: &Convolution) -> [u32; CONVOLUTION_LAYER_WORDS] {
+    let (weight, bias) = tensors_of(layer.name);
+    let [row_margin, column_margin] = margins(layer);
+    [
+        layer.in_channels,
+        padded_side(layer),
+        layer.out_channels,
+        layer.out_side(),
+        row_margin,
+        column_margin,
+        forward_weights(layer),
+        weight.offset,
+        bias.offset,
+    ]
+    .map(|field| field as u32)
+}
+
+const DENSE_LAYER_WORDS: usize = 11;
+
+/// The fields of `shaders/shared/dense_layer.wgsl`.
+fn dense_layer(layer: &Dense) -> [u32; DENSE_LAYER_WORDS] {
+    let (weight, bias) = tensors_of(layer.name);
+    let (weight_scale, bias_scale) = (scale_of(weight), scale_of(bias));
+    [
+        layer.inputs as u32,
+        layer.outputs as u32,
+        layer.outputs.next_multiple_of(4) as u32,
+        in_vec4(weight.offset),
+        in_vec4(bias.offset),
+        sum_word(weight) as u32,
+        sum_word(bias) as u32,
+        maximum_word(weight_scale) as u32,
+        maximum_word(bias_scale) as u32,
+        weight_scale as u32,
+        bias_scale as u32,
+    ]
 }
 
 fn padded_side(layer: &Convolution) -> usize {
@@ -627,9 +687,9 @@ fn tensors_of(layer: &str) -> (&'static TensorSpec, &'static TensorSpec) {
 }
 
 /// A place in the parameters for a kernel that reads them as vec4.
-fn in_vec4(offset: usize) -> f64 {
+fn in_vec4(offset: usize) -> u32 {
     debug_assert_eq!(offset % 4, 0);
-    (offset / 4) as f64
+    offset as u32 / 4
 }
 
 /// A tensor's index in `TENSORS`.
@@ -722,7 +782,6 @@ pub fn convolution_weights() -> Vec<Option<usize>> {
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Submission {
     pub samples: u32,
-    pub quad_stride: u32,
     pub pixel_scale: f32,
     pub pixel_offset: f32,
     pub factors: [f32; SCALE_COUNT],
