@@ -69,7 +69,7 @@ struct Bench {
 impl Bench {
     fn open(kernels: Kernels, sums: Sums, batch: usize) -> Bench {
         let set = |samples: usize| ImageSet {
-            pixels: (0..samples * IMAGE_PIXELS).map(|i| (i * 2_654_435_761 >> 9) as u8).collect(),
+            pixels: (0..samples * IMAGE_PIXELS).map(|i| ((i * 2_654_435_761) >> 9) as u8).collect(),
             labels: (0..samples).map(|i| (i % 10) as u8).collect(),
         };
         let dataset = Arc::new(Dataset {

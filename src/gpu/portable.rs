@@ -1,6 +1,6 @@
 //! The portable kernel set: looped, tiled shaders within WebGPU's default limits.
 //!
-//! `shaders/README.md` tells how the kernels divide the work; [`stages`] lists them.
+//! `shaders/README.md` tells how the kernels divide the work; [`mod@stages`] lists them.
 
 pub mod stages;
 
