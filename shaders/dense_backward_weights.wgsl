@@ -22,7 +22,7 @@ fn dense_backward_weights(
         return;
     }
     let is_bias = inputs == columns;
-    let scale = select(layer.weight_scale, layer.bias_scale, is_bias);
+    let range = range_of(select(layer.weight_scale, layer.bias_scale, is_bias));
     let outputs = 4u * group.y;
 
     // Variable: output, component: input.
@@ -53,10 +53,10 @@ fn dense_backward_weights(
             p2 += vec4f(dot(d2, x0), dot(d2, x1), dot(d2, x2), dot(d2, x3));
             p3 += vec4f(dot(d3, x0), dot(d3, x1), dot(d3, x2), dot(d3, x3));
         }
-        sum0 = add_partial(sum0, p0, scale);
-        sum1 = add_partial(sum1, p1, scale);
-        sum2 = add_partial(sum2, p2, scale);
-        sum3 = add_partial(sum3, p3, scale);
+        sum0 = add_partial(sum0, p0, range);
+        sum1 = add_partial(sum1, p1, range);
+        sum2 = add_partial(sum2, p2, range);
+        sum3 = add_partial(sum3, p3, range);
         largest = max(largest, max(magnitude(p0), magnitude(p1)));
         largest = max(largest, max(magnitude(p2), magnitude(p3)));
     }

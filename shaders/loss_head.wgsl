@@ -96,7 +96,7 @@ fn loss_head(
     let mine = is_label & counts;
     if any(mine) {
         let loss = select(vec4f(0.0), log(total) - shifted, mine);
-        let q = quantize(loss, LOSS_SCALE);
+        let q = quantize(loss, range_of(LOSS_SCALE));
         let right = select(vec4u(0u), vec4u(1u), (answer == label) & mine);
         let count = select(vec4u(0u), vec4u(1u), mine);
         let magnitudes = magnitude(loss);

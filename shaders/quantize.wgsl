@@ -28,11 +28,12 @@ fn quantize_partials(
     // The convolutions' tensors are the first of the scales.
     let tensor = u32(parameter >= CONV1_BIAS) + u32(parameter >= CONV2_WEIGHT)
         + u32(parameter >= CONV2_BIAS);
+    let range = range_of(tensor);
     var sum = vec4u(0u);
     var largest = 0u;
     for (var tile = id.z; tile < tile_count(); tile += groups.z) {
         let partial = vec4f(partials[tile * PARTIALS + parameter]);
-        sum = add_partial(sum, partial, tensor);
+        sum = add_partial(sum, partial, range);
         largest = max(largest, magnitude(partial).x);
     }
     add_to_word(SUM + parameter, sum.x);

@@ -6,16 +6,26 @@ override EXACT: bool;
 // The words that workers reduce, as the host's model::layout::Bucket documents them.
 @group(0) @binding(9) var<storage, read_write> words: array<atomic<u32>>;
 
+// How the partials of a scale become integers.
+struct Range {
+    factor: f32,
+    limit: f32,
+}
+
+fn range_of(scale: u32) -> Range {
+    return Range(submission.factors[scale], submission.limits[scale]);
+}
+
 // round(clamp(p * 2^e, -L, L)), ties to even.
-fn quantize(partial: vec4f, scale: u32) -> vec4i {
-    let limit = vec4f(submission.limits[scale]);
-    return vec4i(round(clamp(partial * submission.factors[scale], -limit, limit)));
+fn quantize(partial: vec4f, range: Range) -> vec4i {
+    let limit = vec4f(range.limit);
+    return vec4i(round(clamp(partial * range.factor, -limit, limit)));
 }
 
 // Running sums of one invocation: the bits of four i32, or of four f32 where not EXACT.
-fn add_partial(sum: vec4u, partial: vec4f, scale: u32) -> vec4u {
+fn add_partial(sum: vec4u, partial: vec4f, range: Range) -> vec4u {
     if EXACT {
-        return sum + bitcast<vec4u>(quantize(partial, scale));
+        return sum + bitcast<vec4u>(quantize(partial, range));
     }
     return bitcast<vec4u>(bitcast<vec4f>(sum) + partial);
 }
