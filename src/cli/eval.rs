@@ -38,6 +38,15 @@ pub struct EvalArguments {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+    /// With --json: the logits of the first N test images too, to compare with another program's
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "json",
+        hide_default_value = true
+    )]
+    logits: usize,
 }
 
 /// What `--json` prints.
@@ -48,6 +57,9 @@ struct EvalResult {
     samples: u64,
     /// Rows are labels, columns are predictions.
     confusion: [[u64; CLASSES]; CLASSES],
+    /// Of the first images, as many as were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logits: Vec<Vec<f32>>,
 }
 
 /// # Safety
@@ -72,15 +84,19 @@ pub unsafe fn run(arguments: EvalArguments) -> Result<(), CommandError> {
     let mut engine = engine?;
 
     let mut confusion = [[0u64; CLASSES]; CLASSES];
+    let mut first_logits = Vec::new();
     for_each_answer(engine.as_mut(), &model.parameters, 0..labels.len(), |sample, logits| {
         let (label, answer) = (labels[sample], predicted_class(logits));
         confusion[usize::from(label)][usize::from(answer)] += 1;
+        if sample < arguments.logits {
+            first_logits.push(logits.to_vec());
+        }
     })?;
     let correct: u64 = (0..CLASSES).map(|class| confusion[class][class]).sum();
     let samples = labels.len() as u64;
     let accuracy = correct as f64 / samples.max(1) as f64;
     if arguments.json {
-        let evaluation = EvalResult { accuracy, correct, samples, confusion };
+        let evaluation = EvalResult { accuracy, correct, samples, confusion, logits: first_logits };
         return json(&evaluation);
     }
     result(&format!(
