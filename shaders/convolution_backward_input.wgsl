@@ -20,14 +20,14 @@ fn convolution_backward_input(
     @builtin(workgroup_id) group: vec3u,
     @builtin(global_invocation_id) id: vec3u,
 ) {
-    let quad = id.x % quad_count();
-    let place = id.x / quad_count();
     let windows = IN_SIDE / 2u;
-    if place >= windows * windows {
+    let item = item_of(id.x, windows * windows);
+    let quad = item.quad;
+    if quad >= quad_count() {
         return;
     }
-    let top = 2u * (place / windows);
-    let left = 2u * (place % windows);
+    let top = 2u * (item.place / windows);
+    let left = 2u * (item.place % windows);
     // Kernel row i brings row top - i of d_output to the window's upper row and the next one to its
     // lower row. The margins, a row above and four columns before, make both coordinates positive.
     let first_row = max(top + 1u, OUT_SIDE) - OUT_SIDE;

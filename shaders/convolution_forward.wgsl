@@ -20,9 +20,10 @@ fn convolution_forward(
     let in_side = layer.in_side;
     let out_channels = layer.out_channels;
     let pooled_side = layer.out_side / 2u;
-    let quad = id.x % quad_count();
-    let place = id.x / quad_count();
-    if place >= pooled_side * pooled_side {
+    let item = item_of(id.x, pooled_side * pooled_side);
+    let quad = item.quad;
+    let place = item.place;
+    if quad >= quad_count() {
         return;
     }
 

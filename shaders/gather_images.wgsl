@@ -20,9 +20,10 @@ const IMAGE_WORDS = 196u;
 
 @compute @workgroup_size(LANES)
 fn gather_images(@builtin(global_invocation_id) id: vec3u) {
-    let quad = id.x % quad_count();
-    let word = id.x / quad_count();
-    if word >= IMAGE_WORDS {
+    let item = item_of(id.x, IMAGE_WORDS);
+    let quad = item.quad;
+    let word = item.place;
+    if quad >= quad_count() {
         return;
     }
     let words = vec4u(

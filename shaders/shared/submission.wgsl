@@ -32,6 +32,18 @@ fn quad_start(quad: u32, features: u32) -> u32 {
     return (quad / 4u) * features * 4u + quad % 4u;
 }
 
+// What an invocation works on, of all quads and `places` places: the places of a tile follow each
+// other, so that those who read the same values do so at about the same time.
+struct Item {
+    quad: u32,
+    place: u32,
+}
+
+fn item_of(invocation: u32, places: u32) -> Item {
+    let quads_and_places = invocation / 4u;
+    return Item(4u * (quads_and_places / places) + invocation % 4u, quads_and_places % places);
+}
+
 // The end of a tile's quads; the last tile may have fewer than four.
 fn quads_end(tile: u32) -> u32 {
     return min(4u * tile + 4u, quad_count());

@@ -249,7 +249,8 @@ impl Grid {
     pub fn workgroups(self, samples: u32, tile_shares: u32) -> [u32; 3] {
         match self {
             Grid::Places { lanes, places, y } => {
-                let quads = samples.div_ceil(QUAD_SAMPLES as u32);
+                let tiles = samples.div_ceil(TILE_SAMPLES as u32);
+                let quads = tiles * (TILE_SAMPLES / QUAD_SAMPLES) as u32;
                 [(quads * places).div_ceil(lanes), y, 1]
             }
             Grid::Parameters { lanes, columns, y } => [columns.div_ceil(lanes), y, tile_shares],
