@@ -9,7 +9,7 @@ use annulet::model::ModelKind;
 use annulet::model::initial::initial_parameters;
 use annulet::model::layers::{CLASSES, IMAGE_PIXELS};
 use annulet::model::layout::{
-    BUCKETS, Bucket, CONVOLUTION_BUCKET, DENSE_BUCKET, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS,
+    BUCKETS, CONVOLUTION_BUCKET, DENSE_BUCKET, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS,
 };
 use annulet::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
 use annulet::protocol::collective::Reduction;
@@ -48,7 +48,7 @@ fn steps_agree_with_the_reference() {
                     reference.begin_step(&parameters(), &indices, &fixed_point);
                     let rounded = read(|bucket, words| reference.finish_bucket(bucket, words));
                     let exact = Exact::new(model, &indices);
-                    compare(&what, &fixed_point, &got, &rounded, &exact);
+                    compare(&what, samples, &fixed_point, &got, &rounded, &exact);
                 }
             }
         }
@@ -84,6 +84,7 @@ impl Exact {
 /// the step in f64.
 fn compare(
     what: &str,
+    samples: usize,
     fixed_point: &FixedPoint,
     got: &[Vec<u32>],
     rounded: &[Vec<u32>],
@@ -91,7 +92,6 @@ fn compare(
 ) {
     for (bucket, (got, rounded)) in BUCKETS.iter().zip(got.iter().zip(rounded)) {
         let first = bucket.parameter_range().start;
-        let samples = rounded_samples(rounded, got, bucket);
         for (i, tensor) in bucket.tensor_specs().iter().enumerate() {
             let k = bucket.first_tensor + i;
             let worst = |words: &[u32]| {
@@ -101,7 +101,8 @@ fn compare(
                 errors.fold(0.0, |worst: f64, error| worst.max(error.abs()))
             };
             // Each tile is rounded once more.
-            let rounding = 0.5 * fixed_point.dequantize(k, 1) * samples.div_ceil(16) as f64;
+            let rounding =
+                0.5 * fixed_point.dequantize(k, 1) * samples.div_ceil(TILE_SAMPLES) as f64;
             let (error, bound) = (worst(got), ERROR_RATIO * worst(rounded) + rounding);
             assert!(error <= bound, "{what}: {} is off by {error:e} > {bound:e}", tensor.name);
 
@@ -120,18 +121,9 @@ fn compare(
             let error = (loss(got) - exact.loss).abs();
             assert!(error <= bound, "{what}: the loss is off by {error:e} > {bound:e}");
             assert_eq!(got[at + 1], exact.right, "{what}: right answers");
+            assert_eq!(got[at + 2], samples as u32, "{what}: samples");
         }
     }
-}
-
-/// The samples of a step, which both must have counted alike.
-fn rounded_samples(rounded: &[u32], got: &[u32], bucket: &Bucket) -> usize {
-    if !bucket.statistics {
-        return BATCHES[BATCHES.len() - 1];
-    }
-    let at = bucket.parameter_range().len() + 2;
-    assert_eq!(got[at], rounded[at], "samples");
-    got[at] as usize
 }
 
 #[test]
