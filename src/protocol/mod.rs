@@ -6,4 +6,6 @@ pub mod direct;
 pub mod exchange;
 pub mod halving_doubling;
 pub mod message;
+pub mod parameter_server;
 pub mod ring;
+pub mod star;
