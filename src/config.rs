@@ -160,6 +160,13 @@ impl RunConfig {
         }
     }
 
+    /// Samples of the batch of a step, counted from the start of the run.
+    pub fn batch_of(&self, step: u64, samples: usize) -> usize {
+        // Below the steps of an epoch, so the product is below the samples.
+        let before = (step % self.steps_per_epoch(samples)) as usize * self.batch;
+        (samples - before).min(self.batch)
+    }
+
     /// SHA-256 over the configuration and the data set's hash: equal digests train equal bits on
     /// the same kind of adapter.
     pub fn digest(&self, dataset_sha256: &[u8; 32]) -> [u8; 32] {

@@ -73,6 +73,10 @@ pub enum NetError {
         "lost server {server} at {address}: {reason}; go on from the last checkpoint with --resume"
     )]
     LostServer { server: usize, address: SocketAddr, reason: String },
+    #[error("node {node} broke the protocol: {fault}")]
+    OutOfTurn { node: usize, fault: String },
+    #[error("server {server} broke the protocol: it said what was not its turn to say")]
+    ServerOutOfTurn { server: usize },
     #[error("server {server} ended the run: {reason}")]
     ServerEnded { server: usize, reason: String },
     #[error(
@@ -109,6 +113,8 @@ impl NetError {
             | NetError::Refused { .. }
             | NetError::LostServer { .. }
             | NetError::ServerEnded { .. }
+            | NetError::OutOfTurn { .. }
+            | NetError::ServerOutOfTurn { .. }
             | NetError::ServerUnreachable { .. }
             | NetError::OutOfStep(_)
             | NetError::TooManyInFlight(_)

@@ -77,6 +77,10 @@ pub enum StarEvent<In> {
         message: In,
         words: Vec<u32>,
     },
+    /// The node has parted in peace.
+    Left {
+        node: usize,
+    },
     /// The node is gone, or has broken the protocol; nothing more comes from it.
     Lost {
         node: usize,
@@ -352,20 +356,31 @@ async fn read<In: DeserializeOwned>(mut reader: Reader, events: mpsc::Sender<Sta
     let node = reader.peer.rank;
     loop {
         let event = match reader.message().await {
-            Ok((message, words)) => StarEvent::Message { node, message, words },
+            Ok(Some((message, words))) => StarEvent::Message { node, message, words },
+            Ok(None) => StarEvent::Left { node },
             Err(error) => StarEvent::Lost { node, error: named(error, reader.workers) },
         };
-        let lost = matches!(event, StarEvent::Lost { .. });
-        if events.send(event).await.is_err() || lost {
+        let last = !matches!(event, StarEvent::Message { .. });
+        if events.send(event).await.is_err() || last {
             return;
         }
     }
 }
 
 impl Reader {
-    async fn message<In: DeserializeOwned>(&mut self) -> Result<(In, Vec<u32>), NetError> {
+    /// The next message with its words; none if the other node has parted in peace.
+    async fn message<In: DeserializeOwned>(&mut self) -> Result<Option<(In, Vec<u32>)>, NetError> {
         let mut prefix = [0; wire::PREFIX_BYTES];
-        self.fill(&mut prefix).await?;
+        match self.receive.read_exact(&mut prefix).await {
+            Ok(()) => {}
+            Err(ReadExactError::FinishedEarly(0)) => return Ok(None),
+            Err(ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error)))
+                if peer::is_done(&error) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(self.failed(error)),
+        }
         let length = wire::frame_length(prefix).map_err(|error| self.peer.violation(error))?;
         let mut message = vec![0; length];
         self.fill(&mut message).await?;
@@ -382,20 +397,24 @@ impl Reader {
         for word in &mut words {
             *word = u32::from_le(*word);
         }
-        Ok((message, words))
+        let bytes = prefix.len() + length + size_of::<u32>() * (1 + words.len());
+        self.traffic.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Some((message, words)))
     }
 
     async fn fill(&mut self, bytes: &mut [u8]) -> Result<(), NetError> {
+        self.receive.read_exact(bytes).await.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: ReadExactError) -> NetError {
         const DURING: &str = "the run";
-        self.receive.read_exact(bytes).await.map_err(|error| match error {
+        match error {
             ReadExactError::FinishedEarly(_) => self.peer.finished(DURING),
             ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error)) => {
                 self.peer.lost(&error, DURING)
             }
             ReadExactError::ReadError(error) => self.peer.violation(error),
-        })?;
-        self.traffic.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Ok(())
+        }
     }
 }
 
@@ -440,18 +459,19 @@ mod tests {
             (options(0, socket()), options(1, socket()), options(2, server_socket));
         let server = thread::spawn(move || {
             let mut star = Star::<u64, String>::join(serving).expect("all are there");
-            let (mut sums, mut lost) = (0, Vec::new());
-            while lost.len() < 2 {
+            let (mut sums, mut left, mut lost) = (0, Vec::new(), Vec::new());
+            while left.len() + lost.len() < 2 {
                 match star.receive().expect("somebody is left") {
                     StarEvent::Message { node, message, words } => {
                         assert_eq!(message, format!("from {node}"));
                         sums += words.iter().sum::<u32>();
                         star.send(node, &u64::from(sums), words).expect("room");
                     }
+                    StarEvent::Left { node } => left.push(node),
                     StarEvent::Lost { node, error } => lost.push((node, error.to_string())),
                 }
             }
-            (sums, lost)
+            (sums, left, lost)
         });
         let worker = |options| move || Star::<String, u64>::join(options).expect("all are there");
         let (first, second) = (thread::spawn(worker(first)), thread::spawn(worker(second)));
@@ -462,11 +482,9 @@ mod tests {
         first.close();
         // More words than belong there.
         second.send(2, &"from 1".to_owned(), vec![0; 4]).expect("room");
-        let (sums, mut lost) = server.join().expect("its assertions hold");
-        lost.sort();
-        assert_eq!(sums, 6);
-        assert!(lost[0].1.contains("has finished its run"), "{lost:?}");
-        assert!(lost[1].1.contains("4 words, where at most 3"), "{lost:?}");
+        let (sums, left, lost) = server.join().expect("its assertions hold");
+        assert_eq!((sums, left), (6, vec![0]));
+        assert!(lost[0].0 == 1 && lost[0].1.contains("4 words, where at most 3"), "{lost:?}");
         drop(second);
     }
 }

@@ -10,6 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::parameter_server::{Age, Task};
 
+/// Anything that one node says to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    ToServer(ToServer),
+    ToWorker(ToWorker),
+}
+
 /// From a worker, or from the coordinator to the other servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToServer {
@@ -50,7 +57,7 @@ pub enum ToWorker {
     /// Words: the slice.
     Slice { version: u64 },
     /// Words: the slice and the optimizer's vectors. For the coordinator.
-    Saved { updates: u64 },
+    Saved { version: u64, updates: u64 },
     /// The run is over.
     Finish,
 }

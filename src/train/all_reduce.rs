@@ -112,6 +112,7 @@ impl Update for AllReduce {
             compute: spent.compute,
             comm: spent.comm,
             comm_busy: spent.comm_busy,
+            server: None,
         })
     }
 
@@ -169,6 +170,8 @@ impl Update for AllReduce {
             algorithm: self.collective.algorithm(),
             selections: self.collective.selections(),
             traffic: self.collective.traffic(),
+            waited_ms: Vec::new(),
+            server: None,
         }
     }
 

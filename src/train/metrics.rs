@@ -8,6 +8,7 @@ use crate::config::RunConfig;
 use crate::net::SelectionReport;
 
 use super::collective::Traffic;
+use super::server::ServerPlan;
 
 /// One step, as shown and as sampled into `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +26,41 @@ pub struct StepReport {
     /// What was waited for the collective after that.
     pub comm_ms: f64,
     pub redone: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServedStep>,
+}
+
+/// What a parameter server has to say of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServedStep {
+    /// Of the step's pushes: versions applied since their workers pulled.
+    pub staleness_mean: f64,
+    pub staleness_max: u64,
+    /// What all workers together have waited for each other.
+    pub waited_ms: f64,
+    /// Gradients that came too late to count.
+    pub dropped: u64,
+}
+
+/// How parameter servers fared in a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerReport {
+    #[serde(flatten)]
+    pub plan: ServerPlan,
+    /// How many gradients had each staleness, from 0, at the coordinator; the last of 64 places
+    /// holds all that were staler.
+    pub staleness: Vec<u64>,
+    /// Gradients that came too late to count.
+    pub dropped: u64,
+    /// Workers that were lost on the way, by rank.
+    pub lost_workers: Vec<usize>,
+}
+
+/// Mean bytes of a step through one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BytesPerStep {
+    pub sent: f64,
+    pub received: f64,
 }
 
 /// One epoch, or the last part of one where the run ends within it.
@@ -123,9 +159,17 @@ pub struct RunSummary {
     pub comm_ms: f64,
     /// Share of the communication that was hidden behind computation, 0 to 1.
     pub overlap_ratio: f64,
-    /// By the worker that wrote this file.
+    /// By the node that wrote this file.
     #[serde(flatten)]
     pub traffic: Traffic,
+    /// Through the busiest node: in a ring all are alike, in a star it is the first server.
+    #[serde(default)]
+    pub busiest_node_bytes_per_step: BytesPerStep,
+    /// For how long each worker has waited for each other one: `[who][for whom]`.
+    #[serde(default)]
+    pub waited_ms: Vec<Vec<f64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerReport>,
     pub views: Vec<ViewReport>,
     pub redone_steps: u64,
     pub params_sha256: String,

@@ -9,6 +9,8 @@ pub mod evaluate;
 pub mod event;
 pub mod metrics;
 pub mod run_folder;
+pub mod server;
+pub mod straggler;
 pub mod trainer;
 pub mod update;
 

@@ -178,6 +178,7 @@ mod tests {
             compute_ms: 1.0,
             comm_ms: 0.0,
             redone: 0,
+            server: None,
         }
     }
 

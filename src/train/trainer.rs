@@ -18,8 +18,8 @@ use super::collective::CollectiveError;
 use super::engine::EngineError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
-    EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals, ViewReport, hex,
-    milliseconds,
+    BytesPerStep, EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals,
+    ViewReport, hex, milliseconds,
 };
 use super::run_folder::{RunFolder, RunFolderError};
 use super::update::Update;
@@ -131,7 +131,11 @@ impl Trainer {
         let result = run.run(observer);
         if matches!(result, Err(TrainError::Collective(_))) {
             // The state is that of the last completed step: what the others did since is not lost.
-            run.write_checkpoint(observer)?;
+            // Where it cannot be made whole any more, the last checkpoint stands.
+            match run.trainer.update.complete(&mut run.trainer.state) {
+                Ok(()) => run.write_checkpoint(observer)?,
+                Err(error) => tracing::warn!("the last checkpoint stands: {error}"),
+            }
         }
         let update = run.trainer.update;
         match result {
@@ -212,6 +216,7 @@ impl Run {
                 self.report_epoch(epoch, &StepTotals::default(), observer)?
             }
         };
+        self.trainer.update.complete(&mut self.trainer.state)?;
         self.write_checkpoint(observer)?;
         let summary = self.summary(&last);
         if let Some(folder) = &self.trainer.folder {
@@ -236,6 +241,7 @@ impl Run {
             }
             let every = self.trainer.checkpoint_every;
             if every.is_some_and(|every| report.step % every == 0 && report.step < total_steps) {
+                self.trainer.update.complete(&mut self.trainer.state)?;
                 self.write_checkpoint(observer)?;
             }
             if self.totals.steps + totals.steps == 1 {
@@ -323,6 +329,7 @@ impl Run {
             compute_ms: milliseconds(outcome.compute),
             comm_ms: milliseconds(outcome.comm),
             redone: outcome.redone,
+            server: outcome.server,
         })
     }
 
@@ -340,6 +347,7 @@ impl Run {
         let trainer = &self.trainer;
         let engine = trainer.update.engine();
         let report = trainer.update.report();
+        let steps_made = self.totals.steps.max(1) as f64;
         let steps = trainer.state.step;
         let samples = trainer.dataset.train.labels.len();
         RunSummary {
@@ -368,7 +376,13 @@ impl Run {
             compute_ms: self.totals.compute_ms(),
             comm_ms: self.totals.comm_ms(),
             overlap_ratio: self.overlap_ratio(),
+            busiest_node_bytes_per_step: BytesPerStep {
+                sent: report.traffic.bytes_sent as f64 / steps_made,
+                received: report.traffic.bytes_received as f64 / steps_made,
+            },
             traffic: report.traffic,
+            waited_ms: report.waited_ms,
+            server: report.server,
             views: vec![ViewReport {
                 generation: GENERATION,
                 members: trainer.members.clone(),

@@ -7,6 +7,7 @@ use crate::net::SelectionReport;
 use super::collective::Traffic;
 use super::engine::EngineDescription;
 use super::evaluate::Evaluation;
+use super::metrics::{ServedStep, ServerReport};
 use super::trainer::{TrainError, TrainingState};
 
 /// Makes steps, and does among the workers whatever else a run needs of them.
@@ -16,6 +17,11 @@ pub trait Update: Send {
     /// Completes step `state.step`: the state is that after it, its step being one more. A failure
     /// leaves the state that of the last completed step, unless the loss diverged.
     fn step(&mut self, state: &mut TrainingState) -> Result<StepOutcome, TrainError>;
+
+    /// Makes the state whole where others hold parts of it; called before it is looked at.
+    fn complete(&mut self, _state: &mut TrainingState) -> Result<(), TrainError> {
+        Ok(())
+    }
 
     /// Accuracy and loss of the state's parameters over the whole test set.
     fn evaluate(&mut self, state: &TrainingState) -> Result<Evaluation, TrainError>;
@@ -57,17 +63,23 @@ pub struct StepOutcome {
     pub comm: Duration,
     /// The time during which something was on its way to or from the others.
     pub comm_busy: Duration,
+    /// What a parameter server has to say of the step.
+    pub server: Option<ServedStep>,
 }
 
 /// How workers worked together, for `run.json`.
 #[derive(Clone, Debug)]
 pub struct UpdateReport {
-    /// `solo` or `ring`.
+    /// `solo`, `ring` or `parameter-server`.
     pub topology: &'static str,
     /// The algorithm's name, or `auto` where it depends on the vector.
     pub algorithm: &'static str,
     /// For each size of vector so far, which algorithm it was and how long it took.
     pub selections: Vec<SelectionReport>,
-    /// Bytes to and from this worker.
+    /// Bytes to and from this node: the busiest, if there are others.
     pub traffic: Traffic,
+    /// For how long each worker has waited for each other one: `[who][for whom]`.
+    pub waited_ms: Vec<Vec<f64>>,
+    /// Where there are parameter servers.
+    pub server: Option<ServerReport>,
 }
