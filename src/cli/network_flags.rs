@@ -89,6 +89,6 @@ impl NetworkFlags {
             NetError::Settings(text) => CommandError::Usage(format!("--{text}")),
             error => error.into(),
         })?;
-        Ok(NetworkPlan { strategy: self.algorithm, overlap, transport })
+        Ok(NetworkPlan { strategy: self.algorithm, overlap, transport, ..NetworkPlan::default() })
     }
 }

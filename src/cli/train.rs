@@ -22,9 +22,10 @@ use super::network_flags::NetworkFlags;
 use super::output::{json, note};
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
+use super::topology_flags::TopologyFlags;
 
 /// More local workers than this are a mistake, not a plan.
-const WORKERS_MAX: u64 = 256;
+pub const WORKERS_MAX: u64 = 256;
 
 #[derive(Debug, Args)]
 pub struct TrainArguments {
@@ -45,6 +46,8 @@ pub struct TrainArguments {
     #[command(flatten)]
     pub run: RunFlags,
     #[command(flatten)]
+    topology: TopologyFlags,
+    #[command(flatten)]
     network: NetworkFlags,
     /// Reduce no bucket before all are computed, for comparison
     #[arg(long, env = "ANNULET_NO_OVERLAP", help_heading = "Network")]
@@ -59,17 +62,20 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let (servers, straggler) = arguments.topology.resolve(workers)?;
+    let network =
+        NetworkPlan { servers, straggler, ..arguments.network.resolve(!arguments.no_overlap)? };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
     // SAFETY: the caller's promise. Worker processes inherit the variables.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
-    let interrupt = Interrupt::install(workers == 1);
+    let alone = workers == 1 && servers.is_none();
+    let interrupt = Interrupt::install(alone);
     let mut display = Display::new(arguments.json);
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
-    let summary = if workers == 1 {
+    let summary = if alone {
         let stop = interrupt.stop.clone();
         run_worker(plan, Membership::solo(), started_at, stop, &mut display)?
     } else {

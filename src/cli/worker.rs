@@ -15,8 +15,11 @@ use socket2::{Domain, Socket, Type};
 use crate::launch::LaunchError;
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
+use crate::launch::star::{StarPlace, run_served_worker, run_server};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{GroupPlace, Membership, peer_addresses, run_worker};
+use crate::launch::worker::{
+    GroupPlace, Membership, NetworkPlan, StragglerPlan, peer_addresses, run_worker,
+};
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
 use crate::train::event::Event;
@@ -26,14 +29,14 @@ use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
-use super::train::{plan_worker, report};
+use super::train::{WORKERS_MAX, plan_worker, report};
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
     /// Be a child of `annulet train`: orders come on standard input
     #[arg(long, hide = true)]
     launched: bool,
-    /// This worker's place in --peers, from 0
+    /// This worker's place in --peers, or among the --workers, from 0
     #[arg(long, env = "ANNULET_RANK", required_unless_present = "launched")]
     rank: Option<usize>,
     /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
@@ -42,9 +45,26 @@ pub struct WorkerArguments {
         env = "ANNULET_PEERS",
         value_delimiter = ',',
         value_name = "HOST:PORT,...",
-        required_unless_present = "launched"
+        required_unless_present_any = ["launched", "server"]
     )]
     peers: Vec<PeerAddress>,
+    /// Instead of --peers: the parameter servers' HOST:PORT, in their order, the same list for all
+    #[arg(
+        long,
+        env = "ANNULET_SERVER",
+        value_delimiter = ',',
+        value_name = "HOST:PORT,...",
+        conflicts_with = "peers",
+        requires = "workers"
+    )]
+    server: Vec<PeerAddress>,
+    /// Workers around the parameter servers
+    #[arg(long, env = "ANNULET_WORKERS", value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    workers: Option<u64>,
+    /// Compute MS longer in each step, to see who waits
+    #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS")]
+    straggler: Option<StragglerPlan>,
     /// The file that `annulet key` made, the same for all
     #[arg(
         long,
@@ -104,20 +124,52 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let (Some(rank), Some(key_file)) = (arguments.rank, &arguments.cluster_key) else {
         return Err(CommandError::Usage("--rank and --cluster-key are required".into()));
     };
-    let Some(own) = peers.get(rank) else {
+    let workers = arguments.workers.map_or(0, |workers| workers as usize);
+    let served = !arguments.server.is_empty();
+    if served && rank >= workers {
+        return Err(CommandError::Usage(format!(
+            "--rank {rank}: with --workers {workers} ranks go from 0 to {}",
+            workers - 1
+        )));
+    }
+    let own = peers.get(rank);
+    if !served && own.is_none() {
         return Err(CommandError::Usage(format!(
             "--rank {rank}: --peers lists {} workers, so ranks go from 0 to {}",
             peers.len(),
             peers.len().saturating_sub(1)
         )));
+    }
+    let network = NetworkPlan {
+        straggler: arguments.straggler,
+        ..arguments.network.resolve(!arguments.no_overlap)?
     };
-    let network = arguments.network.resolve(!arguments.no_overlap)?;
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &output)?;
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
+    let join_timeout = Duration::from_secs(arguments.join_timeout);
+    if served {
+        plan.folder = None;
+        let servers = arguments.server;
+        let mut display = Display::new(arguments.json);
+        let place = StarPlace {
+            key: ClusterKey::read(key_file)?,
+            // The worker connects to the servers; nobody needs its port.
+            socket: match arguments.listen {
+                Some(address) => bind_to(address)?,
+                None => listen(0)?,
+            },
+            node: rank,
+            workers,
+            run_id: run_id_of(&servers),
+            servers: servers.into_iter().map(|server| vec![server]).collect(),
+            join_timeout,
+        };
+        return Ok(run_served_worker(plan, place, &mut display)?);
+    }
     // One worker writes for all; the state is the same on each.
     if rank != 0 {
         plan.folder = None;
@@ -130,27 +182,31 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     } else {
         Membership::group(GroupPlace {
             key: ClusterKey::read(key_file)?,
-            socket: listen(arguments.listen, own)?,
+            socket: match (arguments.listen, own) {
+                (Some(address), _) => bind_to(address)?,
+                (None, own) => listen(own.map_or(0, PeerAddress::port))?,
+            },
             rank,
             run_id: run_id_of(&peers),
             peers: peers.into_iter().map(|peer| vec![peer]).collect(),
-            join_timeout: Duration::from_secs(arguments.join_timeout),
+            join_timeout,
         })
     };
     let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
     report(&summary, arguments.json, folder)
 }
 
-/// Binds where this worker is to be reached.
-fn listen(address: Option<SocketAddr>, own: &PeerAddress) -> Result<UdpSocket, CommandError> {
-    let bind = |address: String, source| LaunchError::Bind { address, source };
-    if let Some(address) = address {
-        return UdpSocket::bind(address).map_err(|e| bind(address.to_string(), e).into());
-    }
-    let port = own.port();
+/// Binds to an address that was asked for.
+pub fn bind_to(address: SocketAddr) -> Result<UdpSocket, CommandError> {
+    UdpSocket::bind(address)
+        .map_err(|source| LaunchError::Bind { address: address.to_string(), source }.into())
+}
+
+/// Binds to a port on all interfaces.
+pub fn listen(port: u16) -> Result<UdpSocket, CommandError> {
     dual_stack(port)
         .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))
-        .map_err(|source| bind(format!("port {port}"), source).into())
+        .map_err(|source| LaunchError::Bind { address: format!("port {port}"), source }.into())
 }
 
 /// A socket for IPv6 and IPv4, where the system has both.
@@ -161,8 +217,8 @@ fn dual_stack(port: u16) -> std::io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Workers that were given the same list are in the same run.
-fn run_id_of(peers: &[PeerAddress]) -> String {
+/// Those that were given the same list are in the same run.
+pub fn run_id_of(peers: &[PeerAddress]) -> String {
     let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
     let digest = Sha256::digest(names.join(","));
     crate::train::metrics::hex(&digest[..8])
@@ -184,26 +240,41 @@ fn follow_orders() -> Result<(), CommandError> {
     let Ok(ToWorker::Order(order)) = orders.recv() else {
         return Err(CommandError::Usage("--launched is for `annulet train` alone".into()));
     };
-    let WorkerOrder { rank, run_id, cluster_key_pem, plan, launched_at_us } = *order;
+    let WorkerOrder { rank, workers, run_id, cluster_key_pem, plan, launched_at_us } = *order;
     let key = ClusterKey::from_pem(&cluster_key_pem)?;
     let (socket, address) = bind_loopback()?;
     say(&FromWorker::Bound { addresses: vec![address] });
     let Ok(ToWorker::Peers { addresses }) = orders.recv() else {
         return Err(CommandError::Usage("the launcher did not tell the peers' addresses".into()));
     };
-    let membership = Membership::group(GroupPlace {
-        socket,
-        key,
-        rank,
-        peers: peer_addresses(&addresses),
-        run_id,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
-    });
+    let servers = plan.network.servers;
+    let teller = if servers.is_some() { workers } else { 0 };
     let mut tell = |body: Event| {
-        if rank == 0 {
+        if rank == teller {
             say(&FromWorker::Event { body });
         }
     };
+    let join_timeout = LAUNCHED_JOIN_TIMEOUT;
+    if let Some(servers) = servers {
+        let place = StarPlace {
+            socket,
+            key,
+            node: rank,
+            workers,
+            servers: peer_addresses(&addresses[workers.min(addresses.len())..]),
+            run_id,
+            join_timeout,
+        };
+        if rank < workers {
+            run_served_worker(plan, place, &mut tell)?;
+        } else {
+            run_server(plan, servers, place, instant_of(launched_at_us), stop, &mut tell)?;
+        }
+        return Ok(());
+    }
+    let peers = peer_addresses(&addresses);
+    let membership =
+        Membership::group(GroupPlace { socket, key, rank, peers, run_id, join_timeout });
     run_worker(plan, membership, instant_of(launched_at_us), stop, &mut tell)?;
     Ok(())
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::net::identity::ClusterKey;
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::RunSummary;
+use crate::train::server::ServerPlan;
 
 use super::LaunchError;
 use super::adapters::Assignment;
@@ -50,7 +51,7 @@ const LINES_KEPT: usize = 5;
 
 /// A group of local workers.
 pub struct LocalGroup<'a> {
-    /// For every worker; the folder is written by rank 0 alone.
+    /// For every worker; the folder is written by rank 0 alone, or by the first server.
     pub plan: WorkerPlan,
     /// One a worker.
     pub assignments: Vec<Assignment>,
@@ -80,6 +81,8 @@ impl LocalGroup<'_> {
         let mut group = Supervisor {
             bound: vec![None; children.list.len()],
             open: children.list.len(),
+            workers: self.assignments.len(),
+            servers: self.plan.network.servers,
             children,
             summary: None,
             failure: None,
@@ -88,6 +91,11 @@ impl LocalGroup<'_> {
         };
         group.watch(&receiver, &self, observer)?;
         group.outcome()
+    }
+
+    /// The child that tells for all and writes the folder.
+    fn teller(&self) -> usize {
+        if self.plan.network.servers.is_some() { self.assignments.len() } else { 0 }
     }
 
     fn spawn_all(
@@ -99,7 +107,12 @@ impl LocalGroup<'_> {
         let key = ClusterKey::generate()?.to_pem().to_owned();
         let launched_at_us = unix_time_us()
             .saturating_sub(u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(0));
-        for (rank, assignment) in self.assignments.iter().enumerate() {
+        let workers = self.assignments.len();
+        let servers = self.plan.network.servers.map_or(0, |plan| plan.servers);
+        // The servers stand behind the workers; they compute nothing.
+        let idle = Assignment { adapter: None, cores: 1 };
+        let all = self.assignments.iter().chain(std::iter::repeat_n(&idle, servers));
+        for (rank, assignment) in all.enumerate() {
             let mut command = Command::new(&program);
             command
                 .args(["worker", "--launched"])
@@ -116,11 +129,12 @@ impl LocalGroup<'_> {
             let plan = WorkerPlan {
                 adapter: assignment.adapter.clone(),
                 cores: assignment.cores,
-                folder: self.plan.folder.clone().filter(|_| rank == 0),
+                folder: self.plan.folder.clone().filter(|_| rank == self.teller()),
                 ..self.plan.clone()
             };
             child.send(&ToWorker::Order(Box::new(WorkerOrder {
                 rank,
+                workers,
                 run_id: self.run_id.clone(),
                 cluster_key_pem: key.clone(),
                 plan,
@@ -134,6 +148,9 @@ impl LocalGroup<'_> {
 /// The group under way.
 struct Supervisor {
     children: Children,
+    /// Children that are workers; the others are servers.
+    workers: usize,
+    servers: Option<ServerPlan>,
     bound: Vec<Option<Vec<SocketAddr>>>,
     /// Children whose output is still open.
     open: usize,
@@ -201,14 +218,19 @@ impl Supervisor {
                     _ => {}
                 }
                 // Every worker has the same news; one teller is enough.
-                if rank == 0 {
+                if rank == self.teller() {
                     observer.event(body);
                 }
             }
             News::Message(FromWorker::Failed { message, exit_code }) => {
                 self.children.list[rank].explained = true;
-                let weight = if exit_code == LOST_PEER { 2 } else { 0 };
-                self.fail(weight, LaunchError::Worker { rank, message, exit_code });
+                if self.is_expendable(rank) {
+                    let text = format!("{}: {message}", self.name(rank));
+                    observer.event(Event::Notice { text });
+                } else {
+                    let weight = if exit_code == LOST_PEER { 2 } else { 0 };
+                    self.fail(weight, self.failed(rank, message, exit_code));
+                }
             }
             News::Line(line) => {
                 let child = &mut self.children.list[rank];
@@ -216,13 +238,14 @@ impl Supervisor {
                     child.last_lines.pop_front();
                 }
                 child.last_lines.push_back(line.clone());
-                observer.event(Event::Notice { text: format!("[worker {rank}] {line}") });
+                let text = format!("[{}] {line}", self.name(rank));
+                observer.event(Event::Notice { text });
             }
             News::Ended(status) => {
                 self.open -= 1;
                 let status = status.map_err(LaunchError::Spawn)?;
                 if !status.success() && !self.children.list[rank].explained {
-                    self.bury(rank, status);
+                    self.bury(rank, status, observer);
                 }
             }
         }
@@ -239,13 +262,42 @@ impl Supervisor {
     }
 
     /// Notes a death that the worker did not explain itself.
-    fn bury(&mut self, rank: usize, status: ExitStatus) {
+    fn bury(&mut self, rank: usize, status: ExitStatus, observer: &mut dyn Observer) {
         let mut message = format!("ended without a word ({status})");
         for line in &self.children.list[rank].last_lines {
             message.push_str("\n  ");
             message.push_str(line);
         }
-        self.fail(1, LaunchError::Worker { rank, message, exit_code: LOST_PEER });
+        if self.is_expendable(rank) {
+            let text = format!("{}: {message}; the others go on", self.name(rank));
+            observer.event(Event::Notice { text });
+        } else {
+            self.fail(1, self.failed(rank, message, LOST_PEER));
+        }
+    }
+
+    fn teller(&self) -> usize {
+        if self.servers.is_some() { self.workers } else { 0 }
+    }
+
+    /// Whether the others go on when this child is lost. If it was the last worker, the servers fail.
+    fn is_expendable(&self, rank: usize) -> bool {
+        let survived = self.servers.is_some_and(|plan| plan.mode.survives_losses());
+        survived && self.training && rank < self.workers
+    }
+
+    fn name(&self, rank: usize) -> String {
+        match rank.checked_sub(self.workers) {
+            Some(server) => format!("server {server}"),
+            None => format!("worker {rank}"),
+        }
+    }
+
+    fn failed(&self, rank: usize, message: String, exit_code: u8) -> LaunchError {
+        match rank.checked_sub(self.workers) {
+            Some(server) => LaunchError::Server { server, message, exit_code },
+            None => LaunchError::Worker { rank, message, exit_code },
+        }
     }
 
     fn fail(&mut self, weight: u8, error: LaunchError) {
@@ -404,6 +456,8 @@ mod tests {
         Supervisor {
             bound: vec![None; children],
             open: children,
+            workers: children,
+            servers: None,
             children: list,
             summary: None,
             failure: None,

@@ -27,7 +27,9 @@ pub enum ToWorker {
 /// What a worker is to do. Not `Debug`, since it carries the key.
 #[derive(Serialize, Deserialize)]
 pub struct WorkerOrder {
+    /// The worker's rank; servers are numbered behind the workers.
     pub rank: usize,
+    pub workers: usize,
     pub run_id: String,
     pub cluster_key_pem: String,
     pub plan: WorkerPlan,
@@ -41,7 +43,7 @@ pub struct WorkerOrder {
 pub enum FromWorker {
     /// The socket is bound; this is where the others reach it.
     Bound { addresses: Vec<SocketAddr> },
-    /// The run's events; rank 0 tells them for all.
+    /// The run's events; rank 0, or the first server, tells them for all.
     Event { body: Event },
     /// The worker ends without success.
     Failed { message: String, exit_code: u8 },

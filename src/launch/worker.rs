@@ -24,6 +24,8 @@ use crate::train::engine::GradientEngine;
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
+use crate::train::server::ServerPlan;
+use crate::train::straggler::Straggler;
 use crate::train::trainer::{Trainer, TrainingState};
 
 use super::LaunchError;
@@ -44,13 +46,24 @@ pub struct WorkerPlan {
     pub folder: Option<FolderPlan>,
 }
 
-/// How workers exchange gradients; nothing in here changes the result.
+/// How workers exchange gradients; nothing in here changes the result, but for servers that are not
+/// synchronous.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlan {
     pub strategy: Strategy,
     /// Whether a bucket is reduced while the next one is computed.
     pub overlap: bool,
     pub transport: TransportSettings,
+    /// Parameter servers; none: the workers exchange gradients among themselves.
+    pub servers: Option<ServerPlan>,
+    pub straggler: Option<StragglerPlan>,
+}
+
+/// A worker whose computing takes longer in each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StragglerPlan {
+    pub rank: usize,
+    pub ms: u64,
 }
 
 impl Default for NetworkPlan {
@@ -59,6 +72,8 @@ impl Default for NetworkPlan {
             strategy: Strategy::Auto,
             overlap: true,
             transport: TransportSettings::default(),
+            servers: None,
+            straggler: None,
         }
     }
 }
@@ -78,6 +93,7 @@ type Connect =
 
 /// A worker's place among the others.
 pub struct Membership {
+    rank: usize,
     workers: usize,
     /// A description of each member, by rank.
     members: Vec<String>,
@@ -102,6 +118,7 @@ impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
         Membership {
+            rank: 0,
             workers: 1,
             members: vec!["this process".into()],
             connect: Box::new(|_, _| Ok(Box::new(Solo::default()))),
@@ -114,6 +131,7 @@ impl Membership {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
         };
         Membership {
+            rank: place.rank,
             workers: place.peers.len(),
             members: place.peers.iter().map(describe).collect(),
             connect: Box::new(move |config_digest, network| {
@@ -158,7 +176,7 @@ pub fn run_worker(
     let state = initial_state(&plan, &dataset, observer)?;
     let data = plan.data.pinned(&origin);
     let digest = plan.config.digest(&dataset.sha256);
-    let Membership { workers, members, connect } = membership;
+    let Membership { rank, workers, members, connect } = membership;
 
     // The others are joined while kernels are compiled. If this fails the thread is left to itself:
     // whoever it reaches then hears that this worker has left.
@@ -167,7 +185,7 @@ pub fn run_worker(
     std::thread::spawn(move || {
         let _ = sender.send(connect(digest, network));
     });
-    let engine = open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?;
+    let engine = open_slowed_engine(&plan, rank, workers, &dataset, observer)?;
     let collective = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
@@ -224,6 +242,23 @@ impl WorkerPlan {
     }
 }
 
+/// Makes the engine of a worker, slow if it is to be the straggler.
+pub(super) fn open_slowed_engine(
+    plan: &WorkerPlan,
+    rank: usize,
+    workers: usize,
+    dataset: &Arc<Dataset>,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn GradientEngine>, LaunchError> {
+    let engine = open_engine(&plan.engine_request(workers, dataset), dataset, observer)?;
+    Ok(match plan.network.straggler.filter(|straggler| straggler.rank == rank) {
+        Some(StragglerPlan { ms, .. }) => {
+            Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
+        }
+        None => engine,
+    })
+}
+
 /// Makes the engine that is asked for.
 pub fn open_engine(
     request: &EngineRequest,
@@ -248,7 +283,7 @@ pub fn open_engine(
     Ok(Box::new(engine))
 }
 
-fn initial_state(
+pub(super) fn initial_state(
     plan: &WorkerPlan,
     dataset: &Dataset,
     observer: &mut dyn Observer,
@@ -288,7 +323,7 @@ fn check_resumable(path: &Path, made: &RunConfig, asked: &RunConfig) -> Result<(
 }
 
 /// A run goes on in its own folder; any other folder must be free.
-fn open_folder(
+pub(super) fn open_folder(
     folder: &FolderPlan,
     resume: Option<&Path>,
     data: &DataPlan,
