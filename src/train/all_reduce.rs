@@ -18,6 +18,7 @@ use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use super::collective::Collective;
 use super::engine::{EngineDescription, GradientEngine};
 use super::evaluate::{Evaluation, evaluate};
+use super::metrics::milliseconds;
 use super::trainer::{GENERATION, TrainError, TrainingState};
 use super::update::{StepOutcome, Update, UpdateReport};
 
@@ -40,6 +41,8 @@ pub struct AllReduce {
     gradients: Vec<f32>,
     /// A vector a bucket: filled by the engine, lent to the collective, kept for the next step.
     vectors: Vec<Vec<u32>>,
+    /// For how long each worker has waited for each other one.
+    waited: Vec<Vec<Duration>>,
 }
 
 /// What a worker's part consists of.
@@ -59,11 +62,16 @@ impl AllReduce {
     pub fn new(parts: AllReduceParts) -> AllReduce {
         let AllReduceParts { config, dataset, engine, collective, stop, overlap } = parts;
         let samples = dataset.train.labels.len();
+        let world = collective.world_size();
         AllReduce {
             total_steps: config.total_steps(samples),
             sampler: Sampler::new(config.seed, samples, config.batch),
             gradients: vec![0.0; PARAMETERS],
-            vectors: BUCKETS.iter().map(|bucket| vec![0; reduction(bucket).words()]).collect(),
+            vectors: BUCKETS
+                .iter()
+                .map(|bucket| vec![0; reduction(bucket, world).words()])
+                .collect(),
+            waited: vec![vec![Duration::ZERO; world]; world],
             config,
             dataset,
             engine,
@@ -170,7 +178,9 @@ impl Update for AllReduce {
             algorithm: self.collective.algorithm(),
             selections: self.collective.selections(),
             traffic: self.collective.traffic(),
-            waited_ms: Vec::new(),
+            waited_ms: (self.waited.iter())
+                .map(|waits| waits.iter().copied().map(milliseconds).collect())
+                .collect(),
             server: None,
         }
     }
@@ -216,7 +226,8 @@ impl AllReduce {
         let (step, collective) = (state.step, self.collective.as_mut());
         let busy_before = collective.busy();
         let batch = self.sampler.batch(step);
-        let mine = share(batch.len(), collective.world_size(), collective.rank());
+        let (world, rank) = (collective.world_size(), collective.rank());
+        let mine = share(batch.len(), world, rank);
         self.engine.begin_step(&state.parameters, &batch[mine], fixed_point)?;
         let id = |index| CollectiveId {
             generation: GENERATION,
@@ -228,17 +239,19 @@ impl AllReduce {
             let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
             self.engine.finish_bucket(index, words)?;
+            control.fill(0);
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
+            control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
             if self.overlap {
                 let vector = std::mem::take(vector);
-                collective.start(id(index), reduction(bucket), vector)?;
+                collective.start(id(index), reduction(bucket, world), vector)?;
             }
         }
         let computed = Instant::now();
         if !self.overlap {
             for (index, bucket) in BUCKETS.iter().enumerate() {
                 let vector = std::mem::take(&mut self.vectors[index]);
-                collective.start(id(index), reduction(bucket), vector)?;
+                collective.start(id(index), reduction(bucket, world), vector)?;
             }
         }
         spent.compute += computed - began;
@@ -247,7 +260,21 @@ impl AllReduce {
         }
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
+        self.note_waits();
         Ok(self.parse_reduced())
+    }
+
+    /// All workers wait for the one that has computed longest, in the ring as in any all-reduce.
+    fn note_waits(&mut self) {
+        let (Some(bucket), Some(vector)) = (BUCKETS.last(), self.vectors.last()) else { return };
+        let computed = &vector[bucket.words() + 1..];
+        let Some((slowest, &longest)) = computed.iter().enumerate().max_by_key(|(_, us)| **us)
+        else {
+            return;
+        };
+        for (waits, &us) in self.waited.iter_mut().zip(computed) {
+            waits[slowest] += Duration::from_micros((longest - us).into());
+        }
     }
 
     /// Reads maxima and statistics out of the reduced vectors.
@@ -288,7 +315,8 @@ impl AllReduce {
     }
 }
 
-/// A bucket's reduction, with one more word behind its maxima: whether a worker wants to stop.
-fn reduction(bucket: &Bucket) -> Reduction {
-    Reduction::new(bucket.sum_words(), bucket.max_words() + 1)
+/// A bucket's reduction, with more words behind its maxima: whether a worker wants to stop, and for
+/// how many microseconds each of so many workers has computed so far.
+fn reduction(bucket: &Bucket, world: usize) -> Reduction {
+    Reduction::new(bucket.sum_words(), bucket.max_words() + 1 + world)
 }

@@ -150,6 +150,9 @@ pub struct RunSummary {
     pub test_accuracy: f64,
     /// Training samples a second over all workers, evaluation excluded.
     pub images_per_s: f64,
+    /// Steps made by this process: a resumed run has more behind it.
+    #[serde(default)]
+    pub steps_made: u64,
     /// From the start of the process to the end of its first step.
     pub first_step_ms: f64,
     pub step_ms: Percentiles,

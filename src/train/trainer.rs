@@ -371,6 +371,7 @@ impl Run {
             test_loss: last.test_loss,
             test_accuracy: last.test_accuracy,
             images_per_s: self.totals.images_per_s(),
+            steps_made: self.totals.steps,
             first_step_ms: self.first_step_ms.unwrap_or(0.0),
             step_ms: Percentiles::of(&self.step_ms),
             compute_ms: self.totals.compute_ms(),
