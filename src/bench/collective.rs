@@ -130,6 +130,7 @@ fn input(rank: usize, words: usize) -> Vec<u32> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub bytes: u64,
+    pub workers: usize,
     pub algorithm: Algorithm,
     #[serde(flatten)]
     pub time_us: Summary,
@@ -157,6 +158,7 @@ impl Row {
         let predicted = Cost::of(algorithm, workers, bytes).predict(link);
         Row {
             bytes,
+            workers,
             algorithm,
             time_us,
             algbw_gb_s,

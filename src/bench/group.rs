@@ -1,7 +1,7 @@
-//! Local worker processes that measure collectives: this program again, which takes orders on its
-//! standard input and answers on its standard output, a JSON line a message.
+//! The workers that measure collectives: local processes, or one of a real group.
 //!
-//! Everything goes in turns: the launcher gives an order to all and waits for all answers, so that
+//! Local processes are this program again, which takes orders on its standard input and answers on
+//! its standard output, a JSON line a message. Everything goes in turns: the launcher gives an order to all and waits for all answers, so that
 //! between two orders the machine is quiet.
 
 use std::io::{BufRead, BufReader, Write};
@@ -198,6 +198,60 @@ impl Drop for LocalGroup {
     }
 }
 
+/// One worker of a group that measures, wherever the others are.
+pub struct GroupMember {
+    group: Group,
+    link: Link,
+}
+
+impl GroupMember {
+    /// Joins the others and measures the link with them.
+    ///
+    /// # Errors
+    /// If the others are not there in time, or do not fit.
+    pub fn join(options: GroupOptions) -> Result<GroupMember, BenchError> {
+        let mut group = Group::join(options)?;
+        let link = match group.selection().link() {
+            Some(link) => *link,
+            None => group.measure_link()?,
+        };
+        Ok(GroupMember { group, link })
+    }
+
+    /// What the workers measured of their links.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Measures one size together with all others, which must do the same; all leave with the same
+    /// row.
+    ///
+    /// # Errors
+    /// If the group fails.
+    pub fn measure(&mut self, bytes: u64, sweep: &Sweep) -> Result<Row, BenchError> {
+        let mut own = measure(&mut self.group, bytes, sweep)?;
+        let workers = self.group.workers();
+        let mut times: Vec<f32> = own.times_us.iter().map(|&time| time as f32).collect();
+        self.group.all_reduce_f32(&mut times)?;
+        own.times_us = times.iter().map(|&sum| f64::from(sum) / workers as f64).collect();
+        let mut wrong = [own.wrong.min(WRONG_MAX) as i32];
+        self.group.all_reduce_i32(&mut wrong)?;
+        own.wrong = wrong[0] as u64;
+        Ok(Row::new(bytes, workers, &self.link, &[own]))
+    }
+
+    /// Parts in peace.
+    ///
+    /// # Errors
+    /// If the group fails before that.
+    pub fn end(self) -> Result<(), BenchError> {
+        Ok(self.group.close()?)
+    }
+}
+
+/// More wrong words of one worker are not counted: the sum over the workers must fit an `i32`.
+const WRONG_MAX: u64 = 1_000_000;
+
 /// Is one of a [`LocalGroup`]'s workers, until the orders end.
 ///
 /// # Errors
@@ -220,7 +274,7 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
         bind_loopback().map_err(|error| BenchError::Worker { rank, message: error.to_string() })?;
     answer(&Answer::Bound(vec![address]));
     let Some(Order::Join { addresses }) = order() else { return Err(BenchError::NotLaunched) };
-    let mut group = Group::join(GroupOptions {
+    let mut member = GroupMember::join(GroupOptions {
         socket,
         key,
         rank,
@@ -231,15 +285,12 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
         strategy: network.strategy,
         transport: network.transport,
     })?;
-    let link = match group.selection().link() {
-        Some(link) => *link,
-        None => group.measure_link()?,
-    };
+    let link = *member.link();
     answer(&Answer::Joined(link));
     while let Some(Order::Measure { bytes, sweep }) = order() {
-        answer(&Answer::Measured(measure(&mut group, bytes, &sweep)?));
+        answer(&Answer::Measured(measure(&mut member.group, bytes, &sweep)?));
     }
-    group.close()?;
+    member.end()?;
     answer(&Answer::Ended);
     Ok(())
 }
