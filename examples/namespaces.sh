@@ -33,9 +33,9 @@ clean() {
 trap clean EXIT
 trap 'exit 130' INT TERM
 
-# A bucket of 64 KiB lets a batch of packets through at once; the queue holds half a second.
+# A bucket of few packets, so that nothing passes faster than the rate; the queue holds half a second.
 shape() { # DEVICE NAMESPACE
-    tc ${2:+-n "$2"} qdisc add dev "$1" root tbf rate "$rate" burst 64kb latency 500ms
+    tc ${2:+-n "$2"} qdisc add dev "$1" root tbf rate "$rate" burst 16kb latency 500ms
 }
 
 ip link add "br$$" type bridge

@@ -26,7 +26,7 @@ pub struct Sweep {
     pub growth: Growth,
     /// Iterations that count, for each size.
     pub iterations: usize,
-    /// Iterations before those.
+    /// Iterations before those; more where algorithms have to be tried.
     pub warmup: usize,
     /// Whether results are compared with what they must be.
     pub check: bool,
@@ -85,16 +85,19 @@ pub fn measure(group: &mut Group, bytes: u64, sweep: &Sweep) -> Result<Measureme
     }
     let mut vector = vec![0; words];
     let mut measurement = Measurement { algorithm: Algorithm::Ring, times_us: vec![], wrong: 0 };
-    for iteration in 0..sweep.warmup + sweep.iterations {
+    let mut iteration = 0;
+    while measurement.times_us.len() < sweep.iterations {
         // Each iteration's words differ from the last one's, so that none can pass for another.
         let salt = iteration as u32;
         vector.iter_mut().zip(&own).for_each(|(word, &own)| *word = own.wrapping_add(salt));
         wait_for_all(group)?;
+        // While algorithms are tried it is no measurement of one.
+        let counts = iteration >= sweep.warmup && group.is_settled(bytes);
         let began = Instant::now();
         group.start(id(iteration), reduction, vector)?;
         vector = group.finish()?;
         let took = began.elapsed();
-        if iteration >= sweep.warmup {
+        if counts {
             measurement.times_us.push(took.as_secs_f64() * 1e6);
         }
         if sweep.check {
@@ -103,6 +106,7 @@ pub fn measure(group: &mut Group, bytes: u64, sweep: &Sweep) -> Result<Measureme
             measurement.wrong +=
                 vector.iter().zip(&expected).filter(|pair| wrong(*pair)).count() as u64;
         }
+        iteration += 1;
     }
     measurement.algorithm = group.algorithm_for(bytes);
     Ok(measurement)

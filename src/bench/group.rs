@@ -211,10 +211,7 @@ impl GroupMember {
     /// If the others are not there in time, or do not fit.
     pub fn join(options: GroupOptions) -> Result<GroupMember, BenchError> {
         let mut group = Group::join(options)?;
-        let link = match group.selection().link() {
-            Some(link) => *link,
-            None => group.measure_link()?,
-        };
+        let link = group.link()?;
         Ok(GroupMember { group, link })
     }
 
