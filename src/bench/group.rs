@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::BenchError;
 use super::collective::{Measurement, Row, Sweep, measure};
+use super::tcp_ring::TcpRing;
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{NetworkPlan, peer_addresses};
 use crate::net::GroupOptions;
@@ -34,19 +35,36 @@ enum Order {
     },
     /// Every worker's addresses, by rank.
     Join {
-        addresses: Vec<Vec<SocketAddr>>,
+        places: Vec<Place>,
     },
     Measure {
+        transport: Transport,
         bytes: u64,
         sweep: Sweep,
     },
     End,
 }
 
+/// Where a worker is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Place {
+    quic: SocketAddr,
+    /// For the ring over plain TCP.
+    tcp: SocketAddr,
+}
+
+/// What carries the all-reduce.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Transport {
+    Quic,
+    /// For comparison: unencrypted.
+    Tcp,
+}
+
 /// From a worker.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Bound(Vec<SocketAddr>),
+    Bound(Place),
     Joined(Link),
     Measured(Measurement),
     Ended,
@@ -88,11 +106,11 @@ impl LocalGroup {
             cluster_key_pem: cluster_key_pem.clone(),
             network: network.clone(),
         };
-        let addresses = group.ask(begin, |answer| match answer {
-            Answer::Bound(addresses) => Ok(addresses),
+        let places = group.ask(begin, |answer| match answer {
+            Answer::Bound(place) => Ok(place),
             other => Err(other),
         })?;
-        let join = |_| Order::Join { addresses: addresses.clone() };
+        let join = |_| Order::Join { places: places.clone() };
         let links = group.ask(join, |answer| match answer {
             Answer::Joined(link) => Ok(link),
             other => Err(other),
@@ -112,12 +130,25 @@ impl LocalGroup {
     /// # Errors
     /// If a worker fails.
     pub fn measure(&mut self, bytes: u64, sweep: &Sweep) -> Result<Row, BenchError> {
-        let order = |_| Order::Measure { bytes, sweep: *sweep };
-        let measurements = self.ask(order, |answer| match answer {
+        let own = self.measure_over(Transport::Quic, bytes, sweep)?;
+        let mut row = Row::new(bytes, self.workers.len(), &self.link, &own);
+        let tcp = self.measure_over(Transport::Tcp, bytes, sweep)?;
+        let tcp = Row::new(bytes, self.workers.len(), &self.link, &tcp);
+        row.tcp_ring_us = Some(tcp.time_us.p50);
+        Ok(row)
+    }
+
+    fn measure_over(
+        &mut self,
+        transport: Transport,
+        bytes: u64,
+        sweep: &Sweep,
+    ) -> Result<Vec<Measurement>, BenchError> {
+        let order = |_| Order::Measure { transport, bytes, sweep: *sweep };
+        self.ask(order, |answer| match answer {
             Answer::Measured(measurement) => Ok(measurement),
             other => Err(other),
-        })?;
-        Ok(Row::new(bytes, self.workers.len(), &self.link, &measurements))
+        })
     }
 
     /// Lets the workers part in peace.
@@ -269,8 +300,12 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
     let key = ClusterKey::from_pem(&cluster_key_pem)?;
     let (socket, address) =
         bind_loopback().map_err(|error| BenchError::Worker { rank, message: error.to_string() })?;
-    answer(&Answer::Bound(vec![address]));
-    let Some(Order::Join { addresses }) = order() else { return Err(BenchError::NotLaunched) };
+    let (listener, tcp) = TcpRing::listen().map_err(BenchError::Loopback)?;
+    answer(&Answer::Bound(Place { quic: address, tcp }));
+    let Some(Order::Join { places }) = order() else { return Err(BenchError::NotLaunched) };
+    let addresses: Vec<Vec<SocketAddr>> = places.iter().map(|place| vec![place.quic]).collect();
+    let tcp: Vec<SocketAddr> = places.iter().map(|place| place.tcp).collect();
+    let mut tcp_ring = TcpRing::join(&listener, rank, &tcp).map_err(BenchError::Loopback)?;
     let mut member = GroupMember::join(GroupOptions {
         socket,
         key,
@@ -284,8 +319,11 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
     })?;
     let link = *member.link();
     answer(&Answer::Joined(link));
-    while let Some(Order::Measure { bytes, sweep }) = order() {
-        answer(&Answer::Measured(measure(&mut member.group, bytes, &sweep)?));
+    while let Some(Order::Measure { transport, bytes, sweep }) = order() {
+        answer(&Answer::Measured(match transport {
+            Transport::Quic => measure(&mut member.group, bytes, &sweep)?,
+            Transport::Tcp => measure(&mut tcp_ring, bytes, &sweep)?,
+        }));
     }
     member.end()?;
     answer(&Answer::Ended);

@@ -4,6 +4,7 @@ pub mod collective;
 pub mod group;
 pub mod loopback;
 pub mod statistics;
+pub mod tcp_ring;
 
 use std::io;
 

@@ -170,7 +170,8 @@ fn measure_locally(
     let link = *group.link();
     result(&format!(
         "# {workers} local processes, mutual TLS over QUIC; measured at the start: {link}\n\
-         # model: the cost model's prediction; tcp, udp: plain loopback, one way, two threads\n{}",
+         # model: the cost model's prediction; tcp ring: the same ring, unencrypted; tcp, udp: plain \
+         loopback, one way, two threads\n{}",
         Row::head()
     ))?;
     let mut rows = Vec::new();
