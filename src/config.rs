@@ -224,7 +224,7 @@ impl Default for RunConfig {
             seed: 0,
             batch: 128,
             length: Length::Epochs(10),
-            optimizer: OptimizerConfig::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 },
+            optimizer: OptimizerConfig::Sgd { momentum: 0.9, nesterov: false, weight_decay: 5e-4 },
             lr: 0.05,
             schedule: Schedule::default(),
             warmup_steps: 0,

@@ -338,6 +338,7 @@ def training_flags(arguments, seed):
         *("--epochs", arguments.epochs),
         *("--batch", arguments.batch),
         *("--lr", arguments.lr),
+        *("--weight-decay", arguments.weight_decay),
     ]
 
 
@@ -379,7 +380,7 @@ def parse_arguments():
                      help="Open MPI's launcher with its flags [%(default)s]")
     sub.add_argument("--mpi-program", type=Path, default=HERE / "mpi_allreduce",
                      help="the built mpi_allreduce.c")
-    shared = {"batch": 128, "epochs": 10, "lr": 0.05, "workers": 1, "threads": 2}
+    shared = {"batch": 128, "epochs": 10, "lr": 0.05, "weight_decay": 5e-4, "workers": 1, "threads": 2}
     command(accuracy, seeds=[0, 1, 2], **shared)
     command(time_to_accuracy, seeds=[0, 1, 2], target=0.9, **shared)
     return parser.parse_args()
@@ -399,6 +400,7 @@ OPTIONS = {
     "seeds": "a pair of runs for each",
     "target": "test accuracy, 0 to 1",
     "threads": "PyTorch's threads",
+    "weight_decay": "both sides' weight decay",
     "workers": "annulet's workers",
 }
 

@@ -88,7 +88,7 @@ pub struct RunFlags {
           require_equals = true, value_name = "true|false")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
-    /// Weight decay [default: 0 for sgd, 0.01 for adamw]
+    /// Weight decay [default: 0.0005 for sgd, 0.01 for adamw]
     #[arg(long, env = "ANNULET_WEIGHT_DECAY", value_name = "D", allow_negative_numbers = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f32>,
@@ -241,7 +241,7 @@ impl RunFlags {
                     OptimizerConfig::Sgd { momentum, nesterov, weight_decay } => {
                         (momentum, nesterov, weight_decay)
                     }
-                    OptimizerConfig::AdamW { .. } => (0.9, false, 0.0),
+                    OptimizerConfig::AdamW { .. } => (0.9, false, DEFAULT_WEIGHT_DECAY_SGD),
                 };
                 OptimizerConfig::Sgd {
                     momentum: self.momentum.unwrap_or(momentum),
@@ -260,7 +260,7 @@ impl RunFlags {
                     OptimizerConfig::AdamW { beta1, beta2, epsilon, weight_decay } => {
                         (beta1, beta2, epsilon, weight_decay)
                     }
-                    OptimizerConfig::Sgd { .. } => (0.9, 0.999, 1e-8, 0.01),
+                    OptimizerConfig::Sgd { .. } => (0.9, 0.999, 1e-8, DEFAULT_WEIGHT_DECAY_ADAMW),
                 };
                 OptimizerConfig::AdamW {
                     beta1,
@@ -329,6 +329,8 @@ impl RunFlags {
 }
 
 const DEFAULT_LR_SGD: f32 = 0.05;
+const DEFAULT_WEIGHT_DECAY_SGD: f32 = 5e-4;
+const DEFAULT_WEIGHT_DECAY_ADAMW: f32 = 0.01;
 const DEFAULT_LR_ADAMW: f32 = 0.001;
 
 /// Where a run's files go and how often; no part of the result.

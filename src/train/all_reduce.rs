@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Wire};
 use crate::data::Dataset;
 use crate::data::sampler::{Sampler, share};
 use crate::model::layout::{
     BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
 };
 use crate::numerics::fixed_point::{FixedPoint, Maxima};
+use crate::numerics::pairs;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 
@@ -38,8 +39,10 @@ pub struct AllReduce {
     total_steps: u64,
     sampler: Sampler,
     gradients: Vec<f32>,
-    /// A vector a bucket: filled by the engine, lent to the collective, kept for the next step.
+    /// A vector a bucket: filled by the engine, or unpacked from what the collective returned.
     vectors: Vec<Vec<u32>>,
+    /// The same as it travels, kept for the next step; where nothing is packed, it is the vector.
+    packed: Vec<Vec<u32>>,
 }
 
 /// What a worker's part consists of.
@@ -63,7 +66,8 @@ impl AllReduce {
             total_steps: config.total_steps(samples),
             sampler: Sampler::new(config.seed, samples, config.batch),
             gradients: vec![0.0; PARAMETERS],
-            vectors: BUCKETS.iter().map(|bucket| vec![0; reduction(bucket).words()]).collect(),
+            vectors: BUCKETS.iter().map(|bucket| vec![0; bucket.words() + CONTROL_WORDS]).collect(),
+            packed: vec![Vec::new(); BUCKETS.len()],
             config,
             dataset,
             engine,
@@ -81,7 +85,7 @@ impl Update for AllReduce {
         let mut spent = Spent::default();
         let mut attempt = 0;
         let (fixed_point, reduced) = loop {
-            let fixed_point = FixedPoint::for_batch(batch, &maxima);
+            let fixed_point = FixedPoint::for_wire(self.config.wire, batch, &maxima);
             let reduced = self.reduce_gradients(state, attempt, &fixed_point, &mut spent)?;
             maxima = reduced.maxima;
             if maxima.iter().any(|m| !m.is_finite()) {
@@ -210,7 +214,8 @@ impl AllReduce {
         spent: &mut Spent,
     ) -> Result<Reduced, TrainError> {
         let began = Instant::now();
-        let (step, collective) = (state.step, self.collective.as_mut());
+        let (step, wire) = (state.step, self.config.wire);
+        let collective = self.collective.as_mut();
         let busy_before = collective.busy();
         let batch = self.sampler.batch(step);
         let mine = share(batch.len(), collective.world_size(), collective.rank());
@@ -221,26 +226,31 @@ impl AllReduce {
             attempt,
             content: Content::Gradients(index as u32),
         };
+        let mut start = |index: usize, vector: &mut Vec<u32>, packed: &mut Vec<u32>| {
+            let reduction = pack(wire, &BUCKETS[index], vector, packed);
+            collective.start(id(index), reduction, std::mem::take(packed))
+        };
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
             self.engine.finish_bucket(index, words)?;
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
             if self.overlap {
-                let vector = std::mem::take(vector);
-                collective.start(id(index), reduction(bucket), vector)?;
+                start(index, vector, &mut self.packed[index])?;
             }
         }
         let computed = Instant::now();
         if !self.overlap {
-            for (index, bucket) in BUCKETS.iter().enumerate() {
-                let vector = std::mem::take(&mut self.vectors[index]);
-                collective.start(id(index), reduction(bucket), vector)?;
+            let vectors = self.vectors.iter_mut().zip(&mut self.packed);
+            for (index, (vector, packed)) in vectors.enumerate() {
+                start(index, vector, packed)?;
             }
         }
         spent.compute += computed - began;
-        for vector in &mut self.vectors {
-            *vector = collective.finish()?;
+        let vectors = self.vectors.iter_mut().zip(&mut self.packed);
+        for (bucket, (vector, packed)) in BUCKETS.iter().zip(vectors) {
+            *packed = collective.finish()?;
+            unpack(wire, bucket, packed, vector);
         }
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
@@ -285,7 +295,39 @@ impl AllReduce {
     }
 }
 
-/// A bucket's reduction, with one more word behind its maxima: whether a worker wants to stop.
-fn reduction(bucket: &Bucket) -> Reduction {
-    Reduction::new(bucket.sum_words(), bucket.max_words() + 1)
+/// Behind a bucket's maxima: whether a worker wants to stop.
+const CONTROL_WORDS: usize = 1;
+
+/// Makes what travels of a bucket's words and its control word, and tells how it is reduced. Sums of
+/// 32 bits travel as they are: the vector itself is handed over.
+fn pack(wire: Wire, bucket: &Bucket, vector: &mut Vec<u32>, packed: &mut Vec<u32>) -> Reduction {
+    let maxima = bucket.max_words() + CONTROL_WORDS;
+    match wire {
+        Wire::I32 => {
+            std::mem::swap(vector, packed);
+            Reduction::new(bucket.sum_words(), maxima)
+        }
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at(bucket.parameter_range().len());
+            let pair_words = pairs::pair_words(sums.len());
+            packed.resize(pair_words + rest.len(), 0);
+            pairs::pack(sums, &mut packed[..pair_words]);
+            packed[pair_words..].copy_from_slice(rest);
+            let sum_words = rest.len() - maxima;
+            Reduction { pair_words, ..Reduction::new(sum_words, maxima) }
+        }
+    }
+}
+
+/// The reverse of [`pack`].
+fn unpack(wire: Wire, bucket: &Bucket, packed: &mut Vec<u32>, vector: &mut Vec<u32>) {
+    match wire {
+        Wire::I32 => std::mem::swap(vector, packed),
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at_mut(bucket.parameter_range().len());
+            let (pairs, statistics) = packed.split_at(pairs::pair_words(sums.len()));
+            pairs::unpack(pairs, sums);
+            rest.copy_from_slice(statistics);
+        }
+    }
 }
