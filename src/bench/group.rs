@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::BenchError;
 use super::collective::{Measurement, Row, Sweep, measure};
+use super::soak::{SoakReport, soak};
 use super::tcp_ring::TcpRing;
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{NetworkPlan, peer_addresses};
@@ -42,6 +43,10 @@ enum Order {
         bytes: u64,
         sweep: Sweep,
     },
+    Soak {
+        seconds: u64,
+        seed: u64,
+    },
     End,
 }
 
@@ -67,6 +72,7 @@ enum Answer {
     Bound(Place),
     Joined(Link),
     Measured(Measurement),
+    Soaked(SoakReport),
     Ended,
     Failed(String),
 }
@@ -149,6 +155,21 @@ impl LocalGroup {
             Answer::Measured(measurement) => Ok(measurement),
             other => Err(other),
         })
+    }
+
+    /// Reduces vectors of random sizes for so long; what all workers saw together.
+    ///
+    /// # Errors
+    /// If a worker fails.
+    pub fn soak(&mut self, seconds: u64, seed: u64) -> Result<SoakReport, BenchError> {
+        let reports = self.ask(
+            |_| Order::Soak { seconds, seed },
+            |answer| match answer {
+                Answer::Soaked(report) => Ok(report),
+                other => Err(other),
+            },
+        )?;
+        Ok(SoakReport::of_all(&reports))
     }
 
     /// Lets the workers part in peace.
@@ -319,11 +340,17 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
     })?;
     let link = *member.link();
     answer(&Answer::Joined(link));
-    while let Some(Order::Measure { transport, bytes, sweep }) = order() {
-        answer(&Answer::Measured(match transport {
-            Transport::Quic => measure(&mut member.group, bytes, &sweep)?,
-            Transport::Tcp => measure(&mut tcp_ring, bytes, &sweep)?,
-        }));
+    loop {
+        answer(&match order() {
+            Some(Order::Measure { transport, bytes, sweep }) => Answer::Measured(match transport {
+                Transport::Quic => measure(&mut member.group, bytes, &sweep)?,
+                Transport::Tcp => measure(&mut tcp_ring, bytes, &sweep)?,
+            }),
+            Some(Order::Soak { seconds, seed }) => {
+                Answer::Soaked(soak(&mut member.group, Duration::from_secs(seconds), seed)?)
+            }
+            _ => break,
+        });
     }
     member.end()?;
     answer(&Answer::Ended);

@@ -3,6 +3,7 @@
 pub mod collective;
 pub mod group;
 pub mod loopback;
+pub mod soak;
 pub mod statistics;
 pub mod tcp_ring;
 

@@ -64,6 +64,14 @@ pub struct CollectiveArguments {
     /// Write everything as JSON, each iteration's time included
     #[arg(short = 'J', long, value_name = "FILE")]
     output_file: Option<PathBuf>,
+    /// Instead of a table: reduce vectors of random sizes by random algorithms for so long, among
+    /// local processes, and check every one
+    #[arg(long, value_name = "SECONDS", conflicts_with = "rank",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    soak: Option<u64>,
+    /// Seed of the sizes and algorithms of --soak
+    #[arg(long, value_name = "SEED", default_value_t = 0, requires = "soak")]
+    soak_seed: u64,
     #[command(flatten)]
     network: NetworkFlags,
     #[command(flatten)]
@@ -117,6 +125,9 @@ pub fn run(command: BenchCommand) -> Result<(), CommandError> {
 fn collective(arguments: CollectiveArguments) -> Result<(), CommandError> {
     let sweep = arguments.sweep()?;
     let network = arguments.network.resolve(true)?;
+    if let Some(seconds) = arguments.soak {
+        return soak_locally(arguments.workers as usize, seconds, arguments.soak_seed, &network);
+    }
     let (link, rows) = match arguments.group.place()? {
         Some(place) => measure_with_peers(place, &sweep, &network)?,
         None => measure_locally(arguments.workers as usize, &sweep, &network)?,
@@ -184,6 +195,22 @@ fn measure_locally(
     }
     group.end()?;
     Ok((link, rows))
+}
+
+fn soak_locally(
+    workers: usize,
+    seconds: u64,
+    seed: u64,
+    network: &NetworkPlan,
+) -> Result<(), CommandError> {
+    let mut group = LocalGroup::start(&["bench", "collective", "--launched"], workers, network)?;
+    let report = group.soak(seconds, seed)?;
+    group.end()?;
+    result(&format!("{workers} local processes, {seconds} s, seed {seed}: {report}\n"))?;
+    match report.wrong {
+        0 => Ok(()),
+        wrong => Err(CommandError::WrongSums { wrong }),
+    }
 }
 
 /// Measures as one of a group over several machines; rank 0 prints.

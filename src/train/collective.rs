@@ -183,7 +183,7 @@ impl Group {
 
     /// Whether the workers are connected for an algorithm.
     pub(super) fn can_use(&self, algorithm: Algorithm) -> bool {
-        self.handle.strategy().algorithms(self.workers()).contains(&algorithm)
+        self.algorithms().contains(&algorithm)
     }
 
     /// The number of the next buffer.
@@ -192,8 +192,20 @@ impl Group {
         self.buffers - 1
     }
 
+    /// The algorithms that the workers are connected for.
+    pub fn algorithms(&self) -> &'static [Algorithm] {
+        self.handle.strategy().algorithms(self.workers())
+    }
+
     /// Reduces one vector by a given algorithm and waits for it.
-    pub(super) fn reduce_by(
+    ///
+    /// # Errors
+    /// If the group fails.
+    ///
+    /// # Panics
+    /// If something else is under way, the vector's length is not the reduction's, or the workers
+    /// are not connected for the algorithm.
+    pub fn reduce_by(
         &mut self,
         algorithm: Algorithm,
         id: CollectiveId,
@@ -242,7 +254,7 @@ impl Group {
         let times = self.selection.trial_times();
         if !times.is_empty() {
             let id = CollectiveId { generation, step: 0, attempt: 0, content: Content::Probe };
-            let algorithm = self.handle.strategy().algorithms(self.workers())[0];
+            let algorithm = self.algorithms()[0];
             let times = self.reduce_by(algorithm, id, Reduction::maxima(times.len()), times)?;
             self.selection.settle(&times);
         }
