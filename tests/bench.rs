@@ -32,7 +32,7 @@ fn each_size_has_a_row_with_every_result_checked() {
         assert_eq!(lines.len(), rows.len());
         for (line, row) in lines.iter().zip(rows) {
             let cells: Vec<&str> = line.split_whitespace().collect();
-            assert_eq!(cells.len(), 14, "{line}");
+            assert_eq!(cells.len(), 15, "{line}");
             assert_eq!(cells[0], row["bytes"].to_string());
             assert_eq!(row["wrong"], 0);
             assert_eq!(row["times_us"].as_array().unwrap().len(), 3);
@@ -63,4 +63,16 @@ fn the_settings_of_the_transport_work_at_their_limits() {
         arguments.extend(settings);
         assert_eq!(bench(&arguments).1["rows"][0]["wrong"], 0);
     }
+}
+
+#[test]
+fn a_soak_checks_everything() {
+    let output = annulet()
+        .args(["bench", "collective", "--workers", "3", "--soak", "1", "--soak-seed", "7"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("3 local processes, 1 s, seed 7: "), "{text}");
+    assert!(text.contains(" 0 wrong words"), "{text}");
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use annulet::config::{Kernels, Length, OptimizerConfig, RunConfig};
+use annulet::config::{Kernels, Length, OptimizerConfig, RunConfig, Wire};
 use annulet::data::DataPlan;
 use annulet::launch::threads::train_in_threads;
 use annulet::launch::worker::{FolderPlan, NetworkPlan, StragglerPlan, WorkerPlan};
@@ -65,6 +65,17 @@ fn synchronous_servers_have_the_rings_bits() {
             assert_eq!(run.server.unwrap().staleness, [STEPS * workers as u64]);
         }
     }
+}
+
+#[test]
+fn sums_of_16_bits_are_the_rings_too() {
+    let narrow = |mut plan: WorkerPlan, workers| {
+        plan.config.wire = Wire::I16;
+        result(&train(&plan, workers))
+    };
+    let expected = narrow(plan(None), 1);
+    assert_eq!(narrow(served(Mode::Sync, 2), 3), expected);
+    assert_ne!(expected, result(&train(&plan(None), 1)));
 }
 
 /// Trains on from a state with these maxima, with AdamW.

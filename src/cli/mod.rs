@@ -7,6 +7,7 @@ mod bench;
 mod devices;
 mod error;
 mod eval;
+mod group_flags;
 mod interrupt;
 mod key;
 mod model_engine;

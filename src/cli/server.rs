@@ -11,13 +11,13 @@ use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
 
 use super::CommandError;
+use super::group_flags::{listen, run_id_of};
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::ServerFlags;
 use super::train::{WORKERS_MAX, plan_worker, report};
-use super::worker::{bind_to, listen, run_id_of};
 
 #[derive(Debug, Args)]
 pub struct ServerArguments {
@@ -86,10 +86,7 @@ pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
     let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
     let place = StarPlace {
-        socket: match arguments.listen {
-            Some(address) => bind_to(address)?,
-            None => listen(own.port())?,
-        },
+        socket: listen(arguments.listen, own.port())?,
         key: ClusterKey::read(&arguments.cluster_key)?,
         node: workers + index,
         workers,

@@ -1,7 +1,6 @@
 //! `annulet worker`: one worker of a group over several machines, or a child of `annulet train`.
 
 use std::io::{BufRead, Write};
-use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,10 +8,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use sha2::{Digest, Sha256};
-use socket2::{Domain, Socket, Type};
 
-use crate::launch::LaunchError;
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::star::{StarPlace, run_served_worker, run_server};
@@ -25,6 +21,7 @@ use crate::net::identity::ClusterKey;
 use crate::train::event::Event;
 
 use super::CommandError;
+use super::group_flags::GroupFlags;
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::progress::Display;
@@ -36,18 +33,8 @@ pub struct WorkerArguments {
     /// Be a child of `annulet train`: orders come on standard input
     #[arg(long, hide = true)]
     launched: bool,
-    /// This worker's place in --peers, or among the --workers, from 0
-    #[arg(long, env = "ANNULET_RANK", required_unless_present = "launched")]
-    rank: Option<usize>,
-    /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
-    #[arg(
-        long,
-        env = "ANNULET_PEERS",
-        value_delimiter = ',',
-        value_name = "HOST:PORT,...",
-        required_unless_present_any = ["launched", "server"]
-    )]
-    peers: Vec<PeerAddress>,
+    #[command(flatten)]
+    group: GroupFlags,
     /// Instead of --peers: the parameter servers' HOST:PORT, in their order, the same list for all
     #[arg(
         long,
@@ -55,32 +42,16 @@ pub struct WorkerArguments {
         value_delimiter = ',',
         value_name = "HOST:PORT,...",
         conflicts_with = "peers",
-        requires = "workers"
+        requires_all = ["workers", "rank"]
     )]
     server: Vec<PeerAddress>,
     /// Workers around the parameter servers
     #[arg(long, env = "ANNULET_WORKERS", value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     workers: Option<u64>,
-    /// Compute MS longer in each step, to see who waits
+    /// Make one worker slower: its computing takes MS longer in each step
     #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS")]
     straggler: Option<StragglerPlan>,
-    /// The file that `annulet key` made, the same for all
-    #[arg(
-        long,
-        env = "ANNULET_CLUSTER_KEY",
-        value_name = "FILE",
-        required_unless_present = "launched"
-    )]
-    cluster_key: Option<PathBuf>,
-    /// Address to listen on [default: the port of this worker's entry in --peers, on all
-    /// interfaces]
-    #[arg(long, env = "ANNULET_LISTEN", value_name = "IP:PORT")]
-    listen: Option<SocketAddr>,
-    /// Seconds to wait for the other workers to appear
-    #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
-          value_parser = clap::value_parser!(u64).range(1..))]
-    join_timeout: u64,
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
@@ -119,55 +90,28 @@ const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// As [`run`].
 unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
-    let WorkerArguments { peers, output, .. } = arguments;
-    // clap has made sure that both are there.
-    let (Some(rank), Some(key_file)) = (arguments.rank, &arguments.cluster_key) else {
-        return Err(CommandError::Usage("--rank and --cluster-key are required".into()));
+    let Some(rank) = arguments.group.rank else {
+        return Err(CommandError::Usage(
+            "a worker needs --rank, --peers and --cluster-key; `annulet train` starts workers on \
+             this machine without them"
+                .into(),
+        ));
     };
-    let workers = arguments.workers.map_or(0, |workers| workers as usize);
-    let served = !arguments.server.is_empty();
-    if served && rank >= workers {
-        return Err(CommandError::Usage(format!(
-            "--rank {rank}: with --workers {workers} ranks go from 0 to {}",
-            workers - 1
-        )));
-    }
-    let own = peers.get(rank);
-    if !served && own.is_none() {
-        return Err(CommandError::Usage(format!(
-            "--rank {rank}: --peers lists {} workers, so ranks go from 0 to {}",
-            peers.len(),
-            peers.len().saturating_sub(1)
-        )));
-    }
     let network = NetworkPlan {
         straggler: arguments.straggler,
         ..arguments.network.resolve(!arguments.no_overlap)?
     };
-    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &output)?;
+    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
-    let join_timeout = Duration::from_secs(arguments.join_timeout);
-    if served {
+    if !arguments.server.is_empty() {
         plan.folder = None;
-        let servers = arguments.server;
+        let workers = arguments.workers.map_or(0, |workers| workers as usize);
+        let place = arguments.group.place_around(arguments.server, workers)?;
         let mut display = Display::new(arguments.json);
-        let place = StarPlace {
-            key: ClusterKey::read(key_file)?,
-            // The worker connects to the servers; nobody needs its port.
-            socket: match arguments.listen {
-                Some(address) => bind_to(address)?,
-                None => listen(0)?,
-            },
-            node: rank,
-            workers,
-            run_id: run_id_of(&servers),
-            servers: servers.into_iter().map(|server| vec![server]).collect(),
-            join_timeout,
-        };
         return Ok(run_served_worker(plan, place, &mut display)?);
     }
     // One worker writes for all; the state is the same on each.
@@ -177,51 +121,13 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
-    let membership = if peers.len() == 1 {
-        Membership::solo()
-    } else {
-        Membership::group(GroupPlace {
-            key: ClusterKey::read(key_file)?,
-            socket: match (arguments.listen, own) {
-                (Some(address), _) => bind_to(address)?,
-                (None, own) => listen(own.map_or(0, PeerAddress::port))?,
-            },
-            rank,
-            run_id: run_id_of(&peers),
-            peers: peers.into_iter().map(|peer| vec![peer]).collect(),
-            join_timeout,
-        })
+    let alone = arguments.group.peers.len() == 1;
+    let membership = match arguments.group.place()? {
+        Some(place) if !alone => Membership::group(place),
+        _ => Membership::solo(),
     };
     let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
     report(&summary, arguments.json, folder)
-}
-
-/// Binds to an address that was asked for.
-pub fn bind_to(address: SocketAddr) -> Result<UdpSocket, CommandError> {
-    UdpSocket::bind(address)
-        .map_err(|source| LaunchError::Bind { address: address.to_string(), source }.into())
-}
-
-/// Binds to a port on all interfaces.
-pub fn listen(port: u16) -> Result<UdpSocket, CommandError> {
-    dual_stack(port)
-        .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))
-        .map_err(|source| LaunchError::Bind { address: format!("port {port}"), source }.into())
-}
-
-/// A socket for IPv6 and IPv4, where the system has both.
-fn dual_stack(port: u16) -> std::io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
-    socket.set_only_v6(false)?;
-    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into())?;
-    Ok(socket.into())
-}
-
-/// Those that were given the same list are in the same run.
-pub fn run_id_of(peers: &[PeerAddress]) -> String {
-    let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
-    let digest = Sha256::digest(names.join(","));
-    crate::train::metrics::hex(&digest[..8])
 }
 
 fn run_launched() -> Result<(), CommandError> {

@@ -114,6 +114,23 @@ pub struct GroupPlace {
     pub join_timeout: Duration,
 }
 
+impl GroupPlace {
+    /// The group that this place is in, of a run with this digest.
+    pub fn options(self, config_digest: [u8; 32], network: NetworkPlan) -> GroupOptions {
+        GroupOptions {
+            socket: self.socket,
+            key: self.key,
+            rank: self.rank,
+            peers: self.peers,
+            run_id: self.run_id,
+            config_digest,
+            join_timeout: self.join_timeout,
+            strategy: network.strategy,
+            transport: network.transport,
+        }
+    }
+}
+
 impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
@@ -135,17 +152,7 @@ impl Membership {
             workers: place.peers.len(),
             members: place.peers.iter().map(describe).collect(),
             connect: Box::new(move |config_digest, network| {
-                Ok(Box::new(Group::join(GroupOptions {
-                    socket: place.socket,
-                    key: place.key,
-                    rank: place.rank,
-                    peers: place.peers,
-                    run_id: place.run_id,
-                    config_digest,
-                    join_timeout: place.join_timeout,
-                    strategy: network.strategy,
-                    transport: network.transport,
-                })?))
+                Ok(Box::new(Group::join(place.options(config_digest, network))?))
             }),
         }
     }

@@ -163,13 +163,21 @@ impl Endpoint {
         self.quinn.connect_with(client, address, SERVER_NAME)
     }
 
-    /// Waits for a connection from outside; the handshake has only begun. `None` once closed.
+    /// Waits for a connection from outside, whose address has been proven; the handshake has only
+    /// begun. `None` once closed.
     pub(super) async fn accept(
         &self,
     ) -> Option<(SocketAddr, Result<quinn::Connecting, quinn::ConnectionError>)> {
-        let incoming = self.quinn.accept().await?;
-        let address = incoming.remote_address();
-        Some((address, incoming.accept_with(self.configs(address).server.clone())))
+        loop {
+            let incoming = self.quinn.accept().await?;
+            // A stranger who gives false addresses never answers from them, and so takes no place
+            // among the handshakes. It costs a round trip, once a connection.
+            if incoming.remote_address_validated() {
+                let address = incoming.remote_address();
+                return Some((address, incoming.accept_with(self.configs(address).server.clone())));
+            }
+            incoming.retry().expect("an address that is not validated may be asked to retry");
+        }
     }
 
     /// From now on, turns away whoever connects.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Wire};
 use crate::data::Dataset;
 use crate::data::sampler::{Sampler, share};
 use crate::model::layout::{
     BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
 };
 use crate::numerics::fixed_point::{FixedPoint, Maxima};
+use crate::numerics::pairs;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 
@@ -39,8 +40,10 @@ pub struct AllReduce {
     total_steps: u64,
     sampler: Sampler,
     gradients: Vec<f32>,
-    /// A vector a bucket: filled by the engine, lent to the collective, kept for the next step.
+    /// A vector a bucket: filled by the engine, or unpacked from what the collective returned.
     vectors: Vec<Vec<u32>>,
+    /// The same as it travels, kept for the next step; where nothing is packed, it is the vector.
+    packed: Vec<Vec<u32>>,
     /// For how long each worker has waited for each other one.
     waited: Vec<Vec<Duration>>,
 }
@@ -69,8 +72,9 @@ impl AllReduce {
             gradients: vec![0.0; PARAMETERS],
             vectors: BUCKETS
                 .iter()
-                .map(|bucket| vec![0; reduction(bucket, world).words()])
+                .map(|bucket| vec![0; bucket.words() + control_words(world)])
                 .collect(),
+            packed: vec![Vec::new(); BUCKETS.len()],
             waited: vec![vec![Duration::ZERO; world]; world],
             config,
             dataset,
@@ -89,7 +93,7 @@ impl Update for AllReduce {
         let mut spent = Spent::default();
         let mut attempt = 0;
         let (fixed_point, reduced) = loop {
-            let fixed_point = FixedPoint::for_batch(batch, &maxima);
+            let fixed_point = FixedPoint::for_wire(self.config.wire, batch, &maxima);
             let reduced = self.reduce_gradients(state, attempt, &fixed_point, &mut spent)?;
             maxima = reduced.maxima;
             if maxima.iter().any(|m| !m.is_finite()) {
@@ -223,7 +227,8 @@ impl AllReduce {
         spent: &mut Spent,
     ) -> Result<Reduced, TrainError> {
         let began = Instant::now();
-        let (step, collective) = (state.step, self.collective.as_mut());
+        let (step, wire) = (state.step, self.config.wire);
+        let collective = self.collective.as_mut();
         let busy_before = collective.busy();
         let batch = self.sampler.batch(step);
         let (world, rank) = (collective.world_size(), collective.rank());
@@ -235,6 +240,10 @@ impl AllReduce {
             attempt,
             content: Content::Gradients(index as u32),
         };
+        let mut start = |index: usize, vector: &mut Vec<u32>, packed: &mut Vec<u32>| {
+            let reduction = pack(wire, &BUCKETS[index], vector, packed);
+            collective.start(id(index), reduction, std::mem::take(packed))
+        };
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
@@ -243,20 +252,21 @@ impl AllReduce {
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
             control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
             if self.overlap {
-                let vector = std::mem::take(vector);
-                collective.start(id(index), reduction(bucket, world), vector)?;
+                start(index, vector, &mut self.packed[index])?;
             }
         }
         let computed = Instant::now();
         if !self.overlap {
-            for (index, bucket) in BUCKETS.iter().enumerate() {
-                let vector = std::mem::take(&mut self.vectors[index]);
-                collective.start(id(index), reduction(bucket, world), vector)?;
+            let vectors = self.vectors.iter_mut().zip(&mut self.packed);
+            for (index, (vector, packed)) in vectors.enumerate() {
+                start(index, vector, packed)?;
             }
         }
         spent.compute += computed - began;
-        for vector in &mut self.vectors {
-            *vector = collective.finish()?;
+        let vectors = self.vectors.iter_mut().zip(&mut self.packed);
+        for (bucket, (vector, packed)) in BUCKETS.iter().zip(vectors) {
+            *packed = collective.finish()?;
+            unpack(wire, bucket, packed, vector);
         }
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
@@ -315,8 +325,42 @@ impl AllReduce {
     }
 }
 
-/// A bucket's reduction, with more words behind its maxima: whether a worker wants to stop, and for
-/// how many microseconds each of so many workers has computed so far.
-fn reduction(bucket: &Bucket, world: usize) -> Reduction {
-    Reduction::new(bucket.sum_words(), bucket.max_words() + 1 + world)
+/// Words behind a bucket's maxima, of which the maximum is taken too: whether a worker wants to stop,
+/// and for how many microseconds each worker has computed so far.
+const fn control_words(world: usize) -> usize {
+    1 + world
+}
+
+/// Makes what travels of a bucket's words and its control words, and tells how it is reduced. Sums of
+/// 32 bits travel as they are: the vector itself is handed over.
+fn pack(wire: Wire, bucket: &Bucket, vector: &mut Vec<u32>, packed: &mut Vec<u32>) -> Reduction {
+    let maxima = vector.len() - bucket.sum_words();
+    match wire {
+        Wire::I32 => {
+            std::mem::swap(vector, packed);
+            Reduction::new(bucket.sum_words(), maxima)
+        }
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at(bucket.parameter_range().len());
+            let pair_words = pairs::pair_words(sums.len());
+            packed.resize(pair_words + rest.len(), 0);
+            pairs::pack(sums, &mut packed[..pair_words]);
+            packed[pair_words..].copy_from_slice(rest);
+            let sum_words = rest.len() - maxima;
+            Reduction { pair_words, ..Reduction::new(sum_words, maxima) }
+        }
+    }
+}
+
+/// The reverse of [`pack`].
+fn unpack(wire: Wire, bucket: &Bucket, packed: &mut Vec<u32>, vector: &mut Vec<u32>) {
+    match wire {
+        Wire::I32 => std::mem::swap(vector, packed),
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at_mut(bucket.parameter_range().len());
+            let (pairs, statistics) = packed.split_at(pairs::pair_words(sums.len()));
+            pairs::unpack(pairs, sums);
+            rest.copy_from_slice(statistics);
+        }
+    }
 }

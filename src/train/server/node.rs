@@ -180,11 +180,11 @@ impl ServerNode {
         words: Vec<u32>,
     ) -> Result<News, TrainError> {
         let buckets = &mut self.incoming[rank];
-        let due = buckets.len();
-        if header.bucket as usize != due || self.slice.bucket_words(due) != Some(words.len()) {
-            return Err(net(out_of_turn(rank, "a bucket that does not fit")));
+        let due = header.bucket as usize == buckets.len();
+        match self.slice.unpack(buckets.len(), words).filter(|_| due) {
+            Some(words) => buckets.push(words),
+            None => return Err(net(out_of_turn(rank, "a bucket that does not fit"))),
         }
-        buckets.push(words);
         if buckets.len() < BUCKETS.len() {
             return Ok(News::Nothing);
         }

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use crate::config::RunConfig;
-use crate::model::layout::{BUCKETS, DENSE_BUCKET, LOSS_SCALE, SCALE_COUNT, STATISTIC_WORDS};
+use crate::model::layout::{BUCKETS, LOSS_SCALE, SCALE_COUNT, STATISTIC_WORDS};
 use crate::numerics::fixed_point::{FixedPoint, Maxima};
 use crate::numerics::optimizer::Optimizer;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::Reduction;
 use crate::train::trainer::{TrainError, TrainingState};
 
-use super::layout::{reduction, tensor_parts};
+use super::layout::{reduction, tensor_parts, unpack};
 
 /// The words of one push, or the sums of several: one vector a bucket, in the form of
 /// [`reduction`].
@@ -81,9 +81,9 @@ impl Slice {
         }
     }
 
-    /// Words of a bucket's part in a push.
-    pub(super) fn bucket_words(&self, bucket: usize) -> Option<usize> {
-        Some(self.reductions.get(bucket)?.words())
+    /// A bucket's part in a push, as it came; none if it is not one.
+    pub(super) fn unpack(&self, bucket: usize, words: Vec<u32>) -> Option<Vec<u32>> {
+        unpack(self.config.wire, &self.range, BUCKETS.get(bucket)?, words)
     }
 
     /// The parameters as they travel.
@@ -185,7 +185,7 @@ impl Slice {
     }
 
     fn fixed_point(&self, step: u64, maxima: &Maxima) -> FixedPoint {
-        FixedPoint::for_batch(self.config.batch_of(step, self.samples), maxima)
+        FixedPoint::for_wire(self.config.wire, self.config.batch_of(step, self.samples), maxima)
     }
 
     /// The maxima, the loss and the samples in words.
@@ -203,7 +203,6 @@ impl Slice {
                 (loss, samples) = (statistics[0] as i32, statistics[2]);
             }
         }
-        debug_assert!(DENSE_BUCKET.statistics);
         (maxima, loss, samples)
     }
 

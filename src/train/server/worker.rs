@@ -174,7 +174,7 @@ impl ServedWorker {
         let mut redone = false;
         loop {
             let batch = self.sampler.batch(task.step);
-            let fixed_point = FixedPoint::for_batch(batch.len(), &scale);
+            let fixed_point = FixedPoint::for_wire(self.config.wire, batch.len(), &scale);
             let mine = share(batch.len(), self.star.workers(), task.share as usize);
             self.engine.begin_step(&self.parameters, &batch[mine], &fixed_point)?;
             for bucket in 0..BUCKETS.len() {
@@ -215,7 +215,7 @@ impl ServedWorker {
         began: Instant,
     ) -> Result<(), TrainError> {
         for (server, slice) in self.slices.iter().enumerate() {
-            let words = cut(slice, &BUCKETS[bucket], &self.vectors[bucket]);
+            let words = cut(self.config.wire, slice, &BUCKETS[bucket], &self.vectors[bucket]);
             let header = PushHeader {
                 task: order.task,
                 bucket: bucket as u32,
