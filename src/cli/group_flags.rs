@@ -19,7 +19,7 @@ use super::CommandError;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Group")]
 pub struct GroupFlags {
-    /// This worker's place in --peers, or around --server, from 0
+    /// This worker's place in --peers, from 0
     #[arg(long, env = "ANNULET_RANK", requires = "cluster_key")]
     pub rank: Option<usize>,
     /// Every worker's HOST:PORT, in the order of the ranks, the same list for all

@@ -35,7 +35,8 @@ pub struct WorkerArguments {
     launched: bool,
     #[command(flatten)]
     group: GroupFlags,
-    /// Instead of --peers: the parameter servers' HOST:PORT, in their order, the same list for all
+    /// Instead of --peers: the parameter servers' HOST:PORT, in their order, the same list for all;
+    /// --rank then goes from 0 to --workers less one
     #[arg(
         long,
         env = "ANNULET_SERVER",

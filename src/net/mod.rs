@@ -86,7 +86,7 @@ pub enum NetError {
     )]
     ServerUnreachable { server: usize, within: Duration, failures: Failures },
     #[error(transparent)]
-    OutOfStep(#[from] HeaderMismatch),
+    OutOfStep(#[from] Box<HeaderMismatch>),
     #[error("rank {rank} at {address} broke the protocol: {fault}")]
     Violation { rank: usize, address: SocketAddr, fault: String },
     #[error("more than {0} collectives under way; finish some before starting more")]
