@@ -5,5 +5,6 @@ pub mod cost_model;
 pub mod direct;
 pub mod exchange;
 pub mod halving_doubling;
+pub mod link;
 pub mod message;
 pub mod ring;
