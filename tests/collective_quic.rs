@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use annulet::net::{
     ClusterKey, GroupOptions, IN_FLIGHT_MAX, NetError, PeerAddress, TransportSettings,
@@ -217,6 +217,31 @@ fn a_vector_larger_than_all_windows_is_reduced() {
         assert!(ring.finish().expect("finished") == reduced(3, 1, reduction));
         close(ring);
     });
+}
+
+#[test]
+fn an_emulated_link_slows_and_loses_but_changes_nothing() {
+    let words = 50_000;
+    let reduction = Reduction::sums(words);
+    for link in ["100mbit/1ms", "1gbit/0.1ms/2%/jitter=0.2ms"] {
+        let mut group = group(2);
+        for options in &mut group {
+            options.strategy = Strategy::Ring;
+            options.transport.link = Some(link.parse().expect("a link"));
+        }
+        let times = in_parallel(form(group), |mut ring| {
+            let began = Instant::now();
+            ring.start(bucket(0, 0), reduction, vector(ring.rank(), 1, words)).expect("started");
+            assert!(ring.finish().expect("finished") == reduced(2, 1, reduction), "{link}");
+            let took = began.elapsed();
+            close(ring);
+            took
+        });
+        if link == "100mbit/1ms" {
+            // 200 kB at 100 Mbit/s, and two steps of 1 ms: no card is faster than it says.
+            assert!(times.iter().all(|took| took.as_millis() >= 18), "{times:?}");
+        }
+    }
 }
 
 #[test]

@@ -128,11 +128,14 @@ fn collective(arguments: CollectiveArguments) -> Result<(), CommandError> {
     if let Some(seconds) = arguments.soak {
         return soak_locally(arguments.workers as usize, seconds, arguments.soak_seed, &network);
     }
+    // Rank 0 writes for a whole group.
+    let output_file =
+        arguments.output_file.as_ref().filter(|_| arguments.group.rank.unwrap_or(0) == 0);
     let (link, rows) = match arguments.group.place()? {
         Some(place) => measure_with_peers(place, &sweep, &network)?,
         None => measure_locally(arguments.workers as usize, &sweep, &network)?,
     };
-    if let Some(path) = &arguments.output_file {
+    if let Some(path) = output_file {
         let version = env!("CARGO_PKG_VERSION");
         let workers = rows.first().map_or(0, |row| row.workers);
         let report = Report { version, workers, network: &network, sweep, link, rows: &rows };

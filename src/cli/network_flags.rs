@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use crate::launch::worker::NetworkPlan;
 use crate::net::{Congestion, NetError, TransportSettings};
 use crate::protocol::exchange::Strategy;
+use crate::protocol::link::LinkProfile;
 
 use super::CommandError;
 
@@ -27,6 +28,11 @@ pub struct NetworkFlags {
     #[arg(long, env = "ANNULET_CONGESTION", value_name = "cubic|fixed:BYTES",
           default_value_t = Congestion::Cubic)]
     pub congestion: Congestion,
+    /// Emulate a network card and link: RATE/LATENCY/LOSS, such as 1gbit/0.5ms/0.1%, then
+    /// jitter=TIME or queue=PACKETS; or lan-1g (1gbit, 0.1 ms), lan-10g (10gbit, 0.05 ms), wifi
+    /// (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%). Each worker has one card
+    #[arg(long, env = "ANNULET_LINK", value_name = "LINK")]
+    pub link: Option<LinkProfile>,
     /// Hand packets to the system in batches; off only helps where the network card's driver fails
     #[arg(
         long,
@@ -79,6 +85,7 @@ impl NetworkFlags {
         let mut transport = TransportSettings {
             congestion: self.congestion,
             gso: self.gso == Switch::On,
+            link: self.link,
             ..TransportSettings::default()
         };
         if let Mtu::Bytes(bytes) = self.mtu {

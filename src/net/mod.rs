@@ -18,6 +18,7 @@ pub mod congestion;
 pub mod driver;
 pub mod endpoint;
 pub mod identity;
+mod link;
 pub mod peer;
 pub mod probe;
 pub mod selection;

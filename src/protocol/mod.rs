@@ -5,6 +5,7 @@ pub mod cost_model;
 pub mod direct;
 pub mod exchange;
 pub mod halving_doubling;
+pub mod link;
 pub mod message;
 pub mod parameter_server;
 pub mod ring;
