@@ -66,7 +66,6 @@ pub(super) enum News {
     /// A worker is gone, and the others go on.
     Left {
         rank: usize,
-        error: NetError,
     },
     Finish,
 }
@@ -247,10 +246,15 @@ impl ServerNode {
         let step = self.decisions.steps_done();
         match self.decisions.leave(node) {
             Departure::Ends => Err(net(error)),
-            Departure::GoesOn => Ok(News::Left { rank: node, error }),
-            Departure::Completes => {
-                tracing::warn!("worker {node} is lost, and the others go on: {error}");
-                self.complete(Task { step, share: 0, attempt: 0 })
+            departure => {
+                // One server tells for all.
+                if self.server == 0 {
+                    tracing::warn!("worker {node} is lost, and the others go on: {error}");
+                }
+                match departure {
+                    Departure::Completes => self.complete(Task { step, share: 0, attempt: 0 }),
+                    _ => Ok(News::Left { rank: node }),
+                }
             }
         }
     }
@@ -333,9 +337,6 @@ pub fn serve(mut node: ServerNode) -> Result<(), TrainError> {
             Ok(News::Finish) => {
                 node.see_off();
                 return Ok(());
-            }
-            Ok(News::Left { rank, error }) => {
-                tracing::debug!("worker {rank} is lost, and the others go on: {error}");
             }
             Ok(_) => {}
             Err(error) => {

@@ -40,7 +40,7 @@ pub struct Coordinator {
     engine: EngineDescription,
     /// What came while something else was awaited.
     deferred: VecDeque<StarEvent<Message>>,
-    lost_workers: Vec<usize>,
+    /// What all workers had waited in all before this step.
     waited: Duration,
 }
 
@@ -51,18 +51,12 @@ impl Coordinator {
     /// If nobody does.
     pub fn new(parts: CoordinatorParts) -> Result<Coordinator, TrainError> {
         let CoordinatorParts { mut node, config, samples, checkpoint_every, stop } = parts;
-        let mut lost_workers = Vec::new();
         let engine = loop {
-            match node.turn()? {
-                News::Ready { rank, engine } => {
-                    let engine = serde_json::from_str(&engine).map_err(|error| {
-                        let fault = format!("it describes its engine wrongly: {error}");
-                        net(crate::net::NetError::OutOfTurn { node: rank, fault })
-                    })?;
-                    break engine;
-                }
-                News::Left { rank, .. } => lost_workers.push(rank),
-                _ => {}
+            if let News::Ready { rank, engine } = node.turn()? {
+                break serde_json::from_str(&engine).map_err(|error| {
+                    let fault = format!("it describes its engine wrongly: {error}");
+                    net(crate::net::NetError::OutOfTurn { node: rank, fault })
+                })?;
             }
         };
         Ok(Coordinator {
@@ -73,21 +67,15 @@ impl Coordinator {
             stop,
             engine,
             deferred: VecDeque::new(),
-            lost_workers,
             waited: Duration::ZERO,
         })
     }
 
     fn turn(&mut self) -> Result<News, TrainError> {
-        let news = match self.deferred.pop_front() {
-            Some(event) => self.node.handle(event)?,
-            None => self.node.turn()?,
-        };
-        if let News::Left { rank, error } = &news {
-            tracing::warn!("worker {rank} is lost, and the others go on: {error}");
-            self.lost_workers.push(*rank);
+        match self.deferred.pop_front() {
+            Some(event) => self.node.handle(event),
+            None => self.node.turn(),
         }
-        Ok(news)
     }
 
     /// The step at which the state is looked at next: no task beyond it is handed out before.
@@ -170,7 +158,8 @@ impl Update for Coordinator {
         Ok(outcome)
     }
 
-    /// Gathers the slices of the other servers.
+    /// Gathers the slices of the other servers. In the asynchronous modes the state of a run that
+    /// fails holds some gradients of the next step too, which a resumed run computes again.
     fn complete(&mut self, state: &mut TrainingState) -> Result<(), TrainError> {
         let slice = &self.node.slice;
         state.parameters[slice.range.clone()].copy_from_slice(&slice.parameters);
@@ -254,7 +243,7 @@ impl Update for Coordinator {
                         *sum = sum.wrapping_add(word);
                     }
                 }
-                News::Left { rank, .. } => to_do.extend(busy.remove(&rank)),
+                News::Left { rank } => to_do.extend(busy.remove(&rank)),
                 _ => {}
             }
             if !to_do.is_empty() {
@@ -297,7 +286,9 @@ impl Update for Coordinator {
                 plan,
                 staleness: decisions.staleness().to_vec(),
                 dropped: decisions.dropped(),
-                lost_workers: self.lost_workers.clone(),
+                lost_workers: (0..self.workers())
+                    .filter(|&rank| !decisions.is_alive(rank))
+                    .collect(),
             }),
         }
     }
