@@ -5,5 +5,7 @@ pub mod cost_model;
 pub mod direct;
 pub mod exchange;
 pub mod halving_doubling;
+pub mod membership;
 pub mod message;
 pub mod ring;
+pub mod time;
