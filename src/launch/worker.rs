@@ -17,6 +17,7 @@ use crate::model::ModelKind;
 use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
 use crate::protocol::exchange::Strategy;
 use crate::reference::engine::ReferenceEngine;
+use crate::train::all_reduce::{AllReduce, AllReduceParts};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::collective::{Collective, Group, Solo};
 use crate::train::engine::GradientEngine;
@@ -175,19 +176,24 @@ pub fn run_worker(
         .as_ref()
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
+    let update = AllReduce::new(AllReduceParts {
+        config: plan.config.clone(),
+        dataset: dataset.clone(),
+        engine,
+        collective,
+        stop,
+        overlap: plan.network.overlap,
+    });
     let trainer = Trainer {
         config: plan.config,
         dataset,
         data,
-        engine,
-        collective,
+        update: Box::new(update),
         state,
         folder,
         checkpoint_every,
-        stop,
         started_at,
         members,
-        overlap: plan.network.overlap,
     };
     Ok(trainer.run(observer)?)
 }

@@ -1,5 +1,6 @@
 //! The trainer: steps, evaluation, checkpoints, metrics.
 
+pub mod all_reduce;
 pub mod buffers;
 pub mod checkpoint;
 pub mod collective;
@@ -9,5 +10,6 @@ pub mod event;
 pub mod metrics;
 pub mod run_folder;
 pub mod trainer;
+pub mod update;
 
 pub use trainer::{TrainError, Trainer};

@@ -1,0 +1,291 @@
+//! Steps by all-reduce: every worker computes its share of the gradient sums, the sums are reduced
+//! over all workers, and each applies the same optimizer to its own copy of the parameters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::config::RunConfig;
+use crate::data::Dataset;
+use crate::data::sampler::{Sampler, share};
+use crate::model::layout::{
+    BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
+};
+use crate::numerics::fixed_point::{FixedPoint, Maxima};
+use crate::numerics::schedule::learning_rate;
+use crate::protocol::collective::{CollectiveId, Content, Reduction};
+
+use super::collective::Collective;
+use super::engine::{EngineDescription, GradientEngine};
+use super::evaluate::{Evaluation, evaluate};
+use super::trainer::{GENERATION, TrainError, TrainingState};
+use super::update::{StepOutcome, Update, UpdateReport};
+
+/// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
+/// unless engines disagree with themselves.
+const ATTEMPTS_MAX: u32 = 2;
+
+/// One worker's part in steps by all-reduce.
+pub struct AllReduce {
+    config: RunConfig,
+    dataset: Arc<Dataset>,
+    engine: Box<dyn GradientEngine>,
+    collective: Box<dyn Collective>,
+    /// Set from outside to end the run after the current step, on all workers alike.
+    stop: Arc<AtomicBool>,
+    /// Whether a bucket is reduced while the next one is computed.
+    overlap: bool,
+    total_steps: u64,
+    sampler: Sampler,
+    gradients: Vec<f32>,
+    /// A vector a bucket: filled by the engine, lent to the collective, kept for the next step.
+    vectors: Vec<Vec<u32>>,
+}
+
+/// What a worker's part consists of.
+pub struct AllReduceParts {
+    pub config: RunConfig,
+    pub dataset: Arc<Dataset>,
+    pub engine: Box<dyn GradientEngine>,
+    pub collective: Box<dyn Collective>,
+    /// Set from outside to end the run after the current step, on all workers alike.
+    pub stop: Arc<AtomicBool>,
+    /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
+    /// are computed, for comparison.
+    pub overlap: bool,
+}
+
+impl AllReduce {
+    pub fn new(parts: AllReduceParts) -> AllReduce {
+        let AllReduceParts { config, dataset, engine, collective, stop, overlap } = parts;
+        let samples = dataset.train.labels.len();
+        AllReduce {
+            total_steps: config.total_steps(samples),
+            sampler: Sampler::new(config.seed, samples, config.batch),
+            gradients: vec![0.0; PARAMETERS],
+            vectors: BUCKETS.iter().map(|bucket| vec![0; reduction(bucket).words()]).collect(),
+            config,
+            dataset,
+            engine,
+            collective,
+            stop,
+            overlap,
+        }
+    }
+}
+
+impl Update for AllReduce {
+    fn step(&mut self, state: &mut TrainingState) -> Result<StepOutcome, TrainError> {
+        let batch = self.sampler.batch(state.step).len();
+        let mut maxima = state.maxima;
+        let mut spent = Spent::default();
+        let mut attempt = 0;
+        let (fixed_point, reduced) = loop {
+            let fixed_point = FixedPoint::for_batch(batch, &maxima);
+            let reduced = self.reduce_gradients(state, attempt, &fixed_point, &mut spent)?;
+            maxima = reduced.maxima;
+            if maxima.iter().any(|m| !m.is_finite()) {
+                return Err(self.diverged(state.step));
+            }
+            if fixed_point.exceeded(&maxima).next().is_none() {
+                break (fixed_point, reduced);
+            }
+            attempt += 1;
+            if attempt == ATTEMPTS_MAX {
+                return Err(TrainError::NotReproducible { step: state.step + 1 });
+            }
+        };
+
+        let lr = learning_rate(&self.config, state.step, self.total_steps);
+        self.mean_gradients(&fixed_point, reduced.samples);
+        if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
+            return Err(self.diverged(state.step));
+        }
+        state.maxima = maxima;
+        state.step += 1;
+        Ok(StepOutcome {
+            loss_sum: fixed_point.dequantize(LOSS_SCALE, reduced.loss),
+            samples: reduced.samples,
+            lr,
+            redone: attempt,
+            stop: reduced.stop,
+            compute: spent.compute,
+            comm: spent.comm,
+            comm_busy: spent.comm_busy,
+        })
+    }
+
+    fn evaluate(&mut self, state: &TrainingState) -> Result<Evaluation, TrainError> {
+        evaluate(
+            self.engine.as_mut(),
+            self.collective.as_mut(),
+            &self.dataset.test,
+            &state.parameters,
+            GENERATION,
+            state.step,
+        )
+    }
+
+    /// The maximum of a digest and the maximum of its complement are complements of each other only
+    /// where all digests are equal.
+    fn check_replicas(&mut self, state: &TrainingState) -> Result<(), TrainError> {
+        if self.collective.world_size() == 1 {
+            return Ok(());
+        }
+        let digest = state.sha256();
+        let words: Vec<u32> = digest
+            .chunks_exact(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+            .collect();
+        let vector: Vec<u32> =
+            words.iter().copied().chain(words.iter().map(|word| !word)).collect();
+        let id = CollectiveId {
+            generation: GENERATION,
+            step: state.step,
+            attempt: 0,
+            content: Content::Digest,
+        };
+        let reduction = Reduction::maxima(vector.len());
+        self.collective.start(id, reduction, vector)?;
+        let vector = self.collective.finish()?;
+        let (largest, complement) = vector.split_at(words.len());
+        if largest.iter().zip(complement).any(|(&a, &b)| a != !b) {
+            return Err(TrainError::ReplicasDiffer { step: state.step });
+        }
+        Ok(())
+    }
+
+    fn workers(&self) -> usize {
+        self.collective.world_size()
+    }
+
+    fn engine(&self) -> EngineDescription {
+        self.engine.description()
+    }
+
+    fn report(&self) -> UpdateReport {
+        UpdateReport {
+            topology: if self.workers() == 1 { "solo" } else { "ring" },
+            algorithm: self.collective.algorithm(),
+            selections: self.collective.selections(),
+            traffic: self.collective.traffic(),
+        }
+    }
+
+    fn close(self: Box<Self>) -> Result<(), TrainError> {
+        Ok(self.collective.close()?)
+    }
+
+    fn abort(self: Box<Self>, reason: String) {
+        self.collective.abort(reason);
+    }
+}
+
+/// The sums and maxima of one step over the global batch.
+struct Reduced {
+    maxima: Maxima,
+    /// Loss in fixed point.
+    loss: i32,
+    samples: u32,
+    stop: bool,
+}
+
+/// Where a step's time went, over all attempts.
+#[derive(Default)]
+struct Spent {
+    compute: Duration,
+    comm: Duration,
+    comm_busy: Duration,
+}
+
+impl AllReduce {
+    /// Computes this worker's share of the gradient sums and reduces them over all workers,
+    /// bucket by bucket: the first bucket travels while the second is computed, unless `overlap`
+    /// is off. The reduced words are left in `self.vectors`.
+    fn reduce_gradients(
+        &mut self,
+        state: &TrainingState,
+        attempt: u32,
+        fixed_point: &FixedPoint,
+        spent: &mut Spent,
+    ) -> Result<Reduced, TrainError> {
+        let began = Instant::now();
+        let (step, collective) = (state.step, self.collective.as_mut());
+        let busy_before = collective.busy();
+        let batch = self.sampler.batch(step);
+        let mine = share(batch.len(), collective.world_size(), collective.rank());
+        self.engine.begin_step(&state.parameters, &batch[mine], fixed_point)?;
+        let id = |index| CollectiveId {
+            generation: GENERATION,
+            step,
+            attempt,
+            content: Content::Gradients(index as u32),
+        };
+        for (index, bucket) in BUCKETS.iter().enumerate() {
+            let vector = &mut self.vectors[index];
+            let (words, control) = vector.split_at_mut(bucket.words());
+            self.engine.finish_bucket(index, words)?;
+            control[0] = u32::from(self.stop.load(Ordering::Relaxed));
+            if self.overlap {
+                let vector = std::mem::take(vector);
+                collective.start(id(index), reduction(bucket), vector)?;
+            }
+        }
+        let computed = Instant::now();
+        if !self.overlap {
+            for (index, bucket) in BUCKETS.iter().enumerate() {
+                let vector = std::mem::take(&mut self.vectors[index]);
+                collective.start(id(index), reduction(bucket), vector)?;
+            }
+        }
+        spent.compute += computed - began;
+        for vector in &mut self.vectors {
+            *vector = collective.finish()?;
+        }
+        spent.comm += computed.elapsed();
+        spent.comm_busy += collective.busy().saturating_sub(busy_before);
+        Ok(self.parse_reduced())
+    }
+
+    /// Reads maxima and statistics out of the reduced vectors.
+    fn parse_reduced(&self) -> Reduced {
+        let mut reduced = Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
+        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
+            let maxima = &vector[bucket.sum_words()..bucket.words()];
+            for (tensor, &bits) in maxima[..bucket.tensors].iter().enumerate() {
+                reduced.maxima[bucket.first_tensor + tensor] = f32::from_bits(bits);
+            }
+            if bucket.statistics {
+                reduced.maxima[LOSS_SCALE] = f32::from_bits(maxima[bucket.tensors]);
+                let statistics = &vector[bucket.sum_words() - STATISTIC_WORDS..];
+                reduced.loss = statistics[0] as i32;
+                reduced.samples = statistics[2];
+            }
+            reduced.stop |= vector[bucket.words()] != 0;
+        }
+        reduced
+    }
+
+    /// Turns the reduced sums into mean gradients.
+    fn mean_gradients(&mut self, fixed_point: &FixedPoint, samples: u32) {
+        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
+            let first = bucket.parameter_range().start;
+            for (k, tensor) in bucket.tensor_specs().iter().enumerate() {
+                let sums = &vector[tensor.offset - first..tensor.offset - first + tensor.count];
+                let gradients = &mut self.gradients[tensor.range()];
+                fixed_point.mean(bucket.first_tensor + k, sums, samples, gradients);
+            }
+        }
+        debug_assert_eq!(TENSORS.len() + 1, SCALE_COUNT);
+    }
+
+    fn diverged(&self, step: u64) -> TrainError {
+        let lr = learning_rate(&self.config, step, self.total_steps);
+        TrainError::Diverged { step: step + 1, lr }
+    }
+}
+
+/// A bucket's reduction, with one more word behind its maxima: whether a worker wants to stop.
+fn reduction(bucket: &Bucket) -> Reduction {
+    Reduction::new(bucket.sum_words(), bucket.max_words() + 1)
+}

@@ -1,0 +1,73 @@
+//! How a step turns a batch into new parameters: the trainer knows topologies by this trait alone.
+
+use std::time::Duration;
+
+use crate::net::SelectionReport;
+
+use super::collective::Traffic;
+use super::engine::EngineDescription;
+use super::evaluate::Evaluation;
+use super::trainer::{TrainError, TrainingState};
+
+/// Makes steps, and does among the workers whatever else a run needs of them.
+///
+/// Every worker of a group calls the same methods in the same order.
+pub trait Update: Send {
+    /// Completes step `state.step`: the state is that after it, its step being one more. A failure
+    /// leaves the state that of the last completed step, unless the loss diverged.
+    fn step(&mut self, state: &mut TrainingState) -> Result<StepOutcome, TrainError>;
+
+    /// Accuracy and loss of the state's parameters over the whole test set.
+    fn evaluate(&mut self, state: &TrainingState) -> Result<Evaluation, TrainError>;
+
+    /// Fails if any worker holds another state.
+    fn check_replicas(&mut self, state: &TrainingState) -> Result<(), TrainError>;
+
+    /// Workers that take part.
+    fn workers(&self) -> usize;
+
+    /// What gradients are computed on.
+    fn engine(&self) -> EngineDescription;
+
+    /// How the workers worked together so far.
+    fn report(&self) -> UpdateReport;
+
+    /// Parts in peace, once everything handed over has reached the others.
+    fn close(self: Box<Self>) -> Result<(), TrainError>;
+
+    /// Parts at once and tells the others why: their run ends with this reason.
+    fn abort(self: Box<Self>, reason: String);
+}
+
+/// What became of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOutcome {
+    /// Cross-entropy summed over the step's samples.
+    pub loss_sum: f64,
+    /// Samples of the step, over all workers.
+    pub samples: u32,
+    pub lr: f32,
+    /// How often the step was redone.
+    pub redone: u32,
+    /// A worker wants the run to end here.
+    pub stop: bool,
+    /// Until the last bucket was read back, over all attempts.
+    pub compute: Duration,
+    /// What was waited for the others after that.
+    pub comm: Duration,
+    /// The time during which something was on its way to or from the others.
+    pub comm_busy: Duration,
+}
+
+/// How workers worked together, for `run.json`.
+#[derive(Clone, Debug)]
+pub struct UpdateReport {
+    /// `solo` or `ring`.
+    pub topology: &'static str,
+    /// The algorithm's name, or `auto` where it depends on the vector.
+    pub algorithm: &'static str,
+    /// For each size of vector so far, which algorithm it was and how long it took.
+    pub selections: Vec<SelectionReport>,
+    /// Bytes to and from this worker.
+    pub traffic: Traffic,
+}
