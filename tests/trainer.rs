@@ -59,6 +59,7 @@ fn trainer(
         checkpoint_every: None,
         started_at: Instant::now(),
         members: Vec::new(),
+        heir_of: None,
     }
 }
 

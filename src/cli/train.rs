@@ -32,6 +32,10 @@ pub struct TrainArguments {
     #[arg(long, short = 'n', env = "ANNULET_WORKERS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     workers: u64,
+    /// Stop when fewer workers than this are left
+    #[arg(long, env = "ANNULET_MIN_WORKERS", value_name = "WORKERS", default_value_t = 1,
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    min_workers: u64,
     /// Adapter for all workers: index, part of the name, backend, or PCI id [default: spread over
     /// all]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
@@ -76,6 +80,7 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
         let assignments = assign(&plan, workers, cores)?;
         let group = LocalGroup {
             plan,
+            workers_min: arguments.min_workers as usize,
             assignments,
             run_id: run_id(),
             started_at,

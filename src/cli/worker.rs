@@ -5,7 +5,7 @@ use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -14,11 +14,13 @@ use socket2::{Domain, Socket, Type};
 
 use crate::launch::LaunchError;
 use crate::launch::driver_environment::set_driver_environment;
+use crate::launch::elastic::{ElasticPlace, Input};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{GroupPlace, Membership, peer_addresses, run_worker};
+use crate::launch::worker::{GroupPlace, Membership, run_worker};
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
+use crate::protocol::membership::{Acceptors, Settings};
 use crate::train::event::Event;
 
 use super::CommandError;
@@ -180,27 +182,40 @@ fn run_launched() -> Result<(), CommandError> {
 
 fn follow_orders() -> Result<(), CommandError> {
     let stop = Arc::new(AtomicBool::new(false));
-    let orders = listen_to_launcher(stop.clone());
+    let (to_membership, inbox) = channel();
+    let orders = listen_to_launcher(stop.clone(), to_membership.clone());
     let Ok(ToWorker::Order(order)) = orders.recv() else {
         return Err(CommandError::Usage("--launched is for `annulet train` alone".into()));
     };
-    let WorkerOrder { rank, run_id, cluster_key_pem, plan, launched_at_us } = *order;
+    let WorkerOrder { id, workers_min, run_id, cluster_key_pem, plan, launched_at_us } = *order;
     let key = ClusterKey::from_pem(&cluster_key_pem)?;
     let (socket, address) = bind_loopback()?;
     say(&FromWorker::Bound { addresses: vec![address] });
-    let Ok(ToWorker::Peers { addresses }) = orders.recv() else {
-        return Err(CommandError::Usage("the launcher did not tell the peers' addresses".into()));
+    let Ok(ToWorker::Begin { view: first }) = orders.recv() else {
+        return Err(CommandError::Usage("the launcher did not tell whom to work with".into()));
     };
-    let membership = Membership::group(GroupPlace {
+    let speaks = Arc::new(AtomicBool::new(first.rank(id) == Some(0)));
+    let settings = Settings {
+        acceptors: Acceptors::Launcher,
+        failure_timeout: plan.network.transport.failure_timeout,
+        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        members_min: workers_min,
+        members_max: first.members.len(),
+    };
+    let membership = Membership::elastic(ElasticPlace {
         socket,
         key,
-        rank,
-        peers: peer_addresses(&addresses),
         run_id,
+        id,
+        first: *first,
+        settings,
         join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        inbox: (to_membership, inbox),
+        send: Box::new(|to, message| say(&FromWorker::Message { to, message })),
+        speaks: speaks.clone(),
     });
     let mut tell = |body: Event| {
-        if rank == 0 {
+        if speaks.load(Ordering::Relaxed) {
             say(&FromWorker::Event { body });
         }
     };
@@ -210,13 +225,20 @@ fn follow_orders() -> Result<(), CommandError> {
 
 /// Reads the launcher's messages on a thread of their own. When the launcher is gone the process
 /// ends at once: nobody is left to work for, and nothing may be left behind.
-fn listen_to_launcher(stop: Arc<AtomicBool>) -> Receiver<ToWorker> {
-    // The order and the peers' addresses: no more than these two are queued.
+fn listen_to_launcher(stop: Arc<AtomicBool>, membership: Sender<Input>) -> Receiver<ToWorker> {
+    // The order and the first view: no more than these two are queued.
     let (sender, receiver) = sync_channel(2);
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
                 Ok(ToWorker::Stop) => stop.store(true, Ordering::Relaxed),
+                // A membership that is over needs nothing more.
+                Ok(ToWorker::Message { from, message }) => {
+                    let _ = membership.send(Input::Message { from, message });
+                }
+                Ok(ToWorker::Exited { id, why }) => {
+                    let _ = membership.send(Input::Exited { id, why });
+                }
                 Ok(message) => {
                     if sender.try_send(message).is_err() {
                         break;

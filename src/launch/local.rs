@@ -15,6 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
+use crate::protocol::membership::{
+    Arbiter, ArbiterAction, Member, MemberId, Message, Party, View,
+};
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::RunSummary;
 
@@ -32,10 +35,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the other workers may take to say why, once one has failed.
 const LAST_WORDS: Duration = Duration::from_millis(1_500);
 
-/// How long they may take once they train: a worker that was killed is missed only after the
-/// failure timeout (5 s), and then rank 0 writes a last checkpoint.
-const LAST_WORDS_IN_TRAINING: Duration = Duration::from_secs(8);
-
 /// How often a process whose outputs are closed is looked at.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -52,6 +51,8 @@ const LINES_KEPT: usize = 5;
 pub struct LocalGroup<'a> {
     /// For every worker; the folder is written by rank 0 alone.
     pub plan: WorkerPlan,
+    /// With fewer workers the run stops.
+    pub workers_min: usize,
     /// One a worker.
     pub assignments: Vec<Assignment>,
     pub run_id: String,
@@ -81,6 +82,7 @@ impl LocalGroup<'_> {
             bound: vec![None; children.list.len()],
             open: children.list.len(),
             children,
+            arbiter: None,
             summary: None,
             failure: None,
             stopping: false,
@@ -116,11 +118,11 @@ impl LocalGroup<'_> {
             let plan = WorkerPlan {
                 adapter: assignment.adapter.clone(),
                 cores: assignment.cores,
-                folder: self.plan.folder.clone().filter(|_| rank == 0),
                 ..self.plan.clone()
             };
             child.send(&ToWorker::Order(Box::new(WorkerOrder {
-                rank,
+                id: MemberId(rank as u64),
+                workers_min: self.workers_min,
                 run_id: self.run_id.clone(),
                 cluster_key_pem: key.clone(),
                 plan,
@@ -135,6 +137,8 @@ impl LocalGroup<'_> {
 struct Supervisor {
     children: Children,
     bound: Vec<Option<Vec<SocketAddr>>>,
+    /// Elects views, once the first one is known.
+    arbiter: Option<Arbiter>,
     /// Children whose output is still open.
     open: usize,
     summary: Option<RunSummary>,
@@ -174,8 +178,9 @@ impl Supervisor {
                 let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
                 self.fail(0, LaunchError::NotBound { rank, seconds: BIND_TIMEOUT.as_secs() });
             }
-            let patience = if self.training { LAST_WORDS_IN_TRAINING } else { LAST_WORDS };
-            let waited_enough = self.failure.as_ref().is_some_and(|f| f.since.elapsed() > patience);
+            // Once they train, the others go on, or find out by themselves that they cannot.
+            let waited_enough = !self.training
+                && self.failure.as_ref().is_some_and(|f| f.since.elapsed() > LAST_WORDS);
             if waited_enough || group.abort.load(Ordering::Relaxed) {
                 break;
             }
@@ -200,10 +205,10 @@ impl Supervisor {
                     Event::Finished(summary) => self.summary = Some((**summary).clone()),
                     _ => {}
                 }
-                // Every worker has the same news; one teller is enough.
-                if rank == 0 {
-                    observer.event(body);
-                }
+                observer.event(body);
+            }
+            News::Message(FromWorker::Message { to, message }) => {
+                self.pass_on(rank, to, message, observer);
             }
             News::Message(FromWorker::Failed { message, exit_code }) => {
                 self.children.list[rank].explained = true;
@@ -221,8 +226,12 @@ impl Supervisor {
             News::Ended(status) => {
                 self.open -= 1;
                 let status = status.map_err(LaunchError::Spawn)?;
-                if !status.success() && !self.children.list[rank].explained {
-                    self.bury(rank, status);
+                self.children.list[rank].ended = Some(ending_text(status));
+                if !status.success() {
+                    if !self.children.list[rank].explained {
+                        self.bury(rank, status);
+                    }
+                    self.report_ended(rank, observer);
                 }
             }
         }
@@ -233,8 +242,80 @@ impl Supervisor {
     fn introduce(&mut self) {
         let all: Option<Vec<Vec<SocketAddr>>> = self.bound.iter().cloned().collect();
         if let Some(addresses) = all {
-            let peers = ToWorker::Peers { addresses };
-            self.children.list.iter_mut().for_each(|child| child.send(&peers));
+            let member = |(id, addresses): (u64, Vec<SocketAddr>)| Member {
+                id: MemberId(id),
+                addresses: addresses.iter().map(ToString::to_string).collect(),
+            };
+            let view = View::first((0..).zip(addresses).map(member).collect(), 0);
+            self.arbiter = Some(Arbiter::new(view.clone()));
+            let begin = ToWorker::Begin { view: Box::new(view) };
+            self.children.list.iter_mut().for_each(|child| child.send(&begin));
+        }
+    }
+
+    /// Passes a worker's message about views on.
+    fn pass_on(&mut self, rank: usize, to: Party, message: Message, observer: &mut dyn Observer) {
+        let from = MemberId(rank as u64);
+        match to {
+            Party::Member(id) => {
+                let message = ToWorker::Message { from: Party::Member(from), message };
+                self.tell(id, &message);
+            }
+            Party::Launcher => {
+                if let Some(arbiter) = &mut self.arbiter {
+                    arbiter.handle_message(from, message);
+                }
+                while let Some(action) = self.arbiter.as_mut().and_then(Arbiter::poll_action) {
+                    match action {
+                        ArbiterAction::Send { to, message } => {
+                            let from = Party::Launcher;
+                            self.tell(to, &ToWorker::Message { from, message });
+                        }
+                        ArbiterAction::Chosen(view) => self.fence(&view, observer),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the processes that a new view has left behind. A worker that has only stood still would
+    /// otherwise wake up one day and write over what the others did since.
+    fn fence(&mut self, view: &View, observer: &mut dyn Observer) {
+        for (id, child) in (0..).map(MemberId).zip(&mut self.children.list) {
+            if child.ended.is_none() && !view.contains(id) {
+                let text = format!("{id} was left behind and is ended: it could not be heard");
+                observer.event(Event::Notice { text });
+                child.explained = true;
+                child.kill();
+            }
+        }
+    }
+
+    /// Tells those that still work that a worker has ended, and which others have before it.
+    fn report_ended(&mut self, rank: usize, observer: &mut dyn Observer) {
+        let ended: Vec<(MemberId, String)> = (0..)
+            .map(MemberId)
+            .zip(&self.children.list)
+            .filter_map(|(id, child)| Some((id, child.ended.clone()?)))
+            .collect();
+        let left = self.children.list.len() - ended.len();
+        if self.training && left > 0 {
+            let why = self.children.list[rank].ended.clone().unwrap_or_default();
+            let text = format!("worker {rank} is lost: {why}; {left} go on");
+            observer.event(Event::Notice { text });
+        }
+        for (id, why) in ended {
+            let exited = ToWorker::Exited { id, why };
+            for child in self.children.list.iter_mut().filter(|child| child.ended.is_none()) {
+                child.send(&exited);
+            }
+        }
+    }
+
+    fn tell(&mut self, to: MemberId, message: &ToWorker) {
+        let child = usize::try_from(to.0).ok().and_then(|at| self.children.list.get_mut(at));
+        if let Some(child) = child.filter(|child| child.ended.is_none()) {
+            child.send(message);
         }
     }
 
@@ -257,8 +338,9 @@ impl Supervisor {
 
     fn outcome(self) -> Result<RunSummary, LaunchError> {
         match (self.failure, self.summary) {
-            (None, Some(summary)) => Ok(summary),
-            (Some(failure), _) => Err(failure.error),
+            // Whoever was lost on the way is told in it.
+            (_, Some(summary)) => Ok(summary),
+            (Some(failure), None) => Err(failure.error),
             (None, None) => Err(LaunchError::Worker {
                 rank: 0,
                 message: "was ended before the run was over".into(),
@@ -278,8 +360,10 @@ struct WorkerProcess {
     process: Arc<Mutex<Child>>,
     stdin: ChildStdin,
     last_lines: VecDeque<String>,
-    /// It has said itself why it ends.
+    /// It has said itself why it ends, or the launcher has.
     explained: bool,
+    /// How it ended, if it has.
+    ended: Option<String>,
 }
 
 impl WorkerProcess {
@@ -288,6 +372,23 @@ impl WorkerProcess {
         let mut line = serde_json::to_string(message).expect("a message serializes");
         line.push('\n');
         let _ = self.stdin.write_all(line.as_bytes());
+    }
+}
+
+impl WorkerProcess {
+    fn kill(&self) {
+        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        // An error means that it has ended already.
+        let _ = process.kill();
+    }
+}
+
+/// How a process ended, for the others.
+fn ending_text(status: ExitStatus) -> String {
+    if status.success() {
+        "its part of the run is over".to_owned()
+    } else {
+        format!("its process ended ({status})")
     }
 }
 
@@ -308,6 +409,7 @@ impl Children {
             stdin,
             last_lines: VecDeque::new(),
             explained: false,
+            ended: None,
         });
         let sender = news.clone();
         let errors = std::thread::spawn(move || {
@@ -405,6 +507,7 @@ mod tests {
             bound: vec![None; children],
             open: children,
             children: list,
+            arbiter: None,
             summary: None,
             failure: None,
             stopping: false,

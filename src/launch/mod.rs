@@ -2,6 +2,7 @@
 
 pub mod adapters;
 pub mod driver_environment;
+pub mod elastic;
 pub mod local;
 pub mod pipe;
 pub mod threads;
@@ -80,6 +81,7 @@ impl LaunchError {
             {
                 5
             }
+            LaunchError::Train(TrainError::Parted(_)) => 5,
             LaunchError::Worker { exit_code, .. } => *exit_code,
             _ => 1,
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::membership::{MemberId, Message, Party, View};
 use crate::train::event::Event;
 
 use super::worker::WorkerPlan;
@@ -18,8 +19,12 @@ use super::worker::WorkerPlan;
 pub enum ToWorker {
     /// Comes first. The key travels here, never as an argument that other users could read.
     Order(Box<WorkerOrder>),
-    /// Comes once every worker has told its address: each rank's addresses.
-    Peers { addresses: Vec<Vec<SocketAddr>> },
+    /// Comes once every worker has told its address: whom to work with.
+    Begin { view: Box<View> },
+    /// Another worker's or the launcher's message about views.
+    Message { from: Party, message: Message },
+    /// A worker's process has ended before the run's end.
+    Exited { id: MemberId, why: String },
     /// End the run after the current step.
     Stop,
 }
@@ -27,7 +32,9 @@ pub enum ToWorker {
 /// What a worker is to do. Not `Debug`, since it carries the key.
 #[derive(Serialize, Deserialize)]
 pub struct WorkerOrder {
-    pub rank: usize,
+    pub id: MemberId,
+    /// With fewer workers the run stops.
+    pub workers_min: usize,
     pub run_id: String,
     pub cluster_key_pem: String,
     pub plan: WorkerPlan,
@@ -41,6 +48,8 @@ pub struct WorkerOrder {
 pub enum FromWorker {
     /// The socket is bound; this is where the others reach it.
     Bound { addresses: Vec<SocketAddr> },
+    /// A message about views, to be passed on.
+    Message { to: Party, message: Message },
     /// The run's events; rank 0 tells them for all.
     Event { body: Event },
     /// The worker ends without success.

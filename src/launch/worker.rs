@@ -25,8 +25,10 @@ use crate::train::event::{Event, Observer};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::trainer::{Trainer, TrainingState};
+use crate::train::views::Views;
 
 use super::LaunchError;
+use super::elastic::{ElasticPlace, LaunchedViews};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,7 +42,7 @@ pub struct WorkerPlan {
     pub cores: usize,
     /// A checkpoint to go on from.
     pub resume: Option<PathBuf>,
-    /// For the worker that writes the run folder.
+    /// For the worker that writes the run folder, and for those that may take its place.
     pub folder: Option<FolderPlan>,
 }
 
@@ -72,13 +74,22 @@ pub struct FolderPlan {
     pub checkpoint_every: Option<u64>,
 }
 
-/// Joins the other workers, given the digest of the configuration and the data.
+/// Joins the other workers, given the digest of the configuration and the data, and the steps
+/// completed so far.
 type Connect =
-    Box<dyn FnOnce([u8; 32], NetworkPlan) -> Result<Box<dyn Collective>, LaunchError> + Send>;
+    Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+
+/// A worker's connection to the others.
+struct Connected {
+    collective: Box<dyn Collective>,
+    /// How it goes on when the group breaks, if it does.
+    views: Option<Box<dyn Views>>,
+}
 
 /// A worker's place among the others.
 pub struct Membership {
     workers: usize,
+    rank: usize,
     /// A description of each member, by rank.
     members: Vec<String>,
     connect: Connect,
@@ -103,8 +114,11 @@ impl Membership {
     pub fn solo() -> Membership {
         Membership {
             workers: 1,
+            rank: 0,
             members: vec!["this process".into()],
-            connect: Box::new(|_, _| Ok(Box::new(Solo::default()))),
+            connect: Box::new(|_, _, _| {
+                Ok(Connected { collective: Box::new(Solo::default()), views: None })
+            }),
         }
     }
 
@@ -115,9 +129,10 @@ impl Membership {
         };
         Membership {
             workers: place.peers.len(),
+            rank: place.rank,
             members: place.peers.iter().map(describe).collect(),
-            connect: Box::new(move |config_digest, network| {
-                Ok(Box::new(Group::join(GroupOptions {
+            connect: Box::new(move |config_digest, network, _| {
+                let group = Group::join(GroupOptions {
                     socket: place.socket,
                     key: place.key,
                     rank: place.rank,
@@ -127,7 +142,25 @@ impl Membership {
                     join_timeout: place.join_timeout,
                     strategy: network.strategy,
                     transport: network.transport,
-                })?))
+                })?;
+                Ok(Connected { collective: Box::new(group), views: None })
+            }),
+        }
+    }
+
+    /// One of several that go on without those that are lost.
+    ///
+    /// # Panics
+    /// If the worker is not in the first view.
+    pub fn elastic(place: ElasticPlace) -> Membership {
+        let view = &place.first;
+        Membership {
+            workers: view.members.len(),
+            rank: view.rank(place.id).expect("it is in the first view"),
+            members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
+            connect: Box::new(move |config_digest, network, step| {
+                let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
+                Ok(Connected { collective: Box::new(group), views: Some(Box::new(views)) })
             }),
         }
     }
@@ -147,7 +180,8 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    if let (Some(folder), None) = (&plan.folder, &plan.resume) {
+    let Membership { workers, rank, members, connect } = membership;
+    if let (Some(folder), None, 0) = (&plan.folder, &plan.resume, rank) {
         RunFolder::check_free(&folder.path)?;
     }
     let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
@@ -158,25 +192,27 @@ pub fn run_worker(
     let state = initial_state(&plan, &dataset, observer)?;
     let data = plan.data.pinned(&origin);
     let digest = plan.config.digest(&dataset.sha256);
-    let Membership { workers, members, connect } = membership;
 
     // The others are joined while kernels are compiled. If this fails the thread is left to itself:
     // whoever it reaches then hears that this worker has left.
     let (sender, joined) = sync_channel(1);
-    let network = plan.network.clone();
+    let (network, step) = (plan.network.clone(), state.step);
     std::thread::spawn(move || {
-        let _ = sender.send(connect(digest, network));
+        let _ = sender.send(connect(digest, network, step));
     });
     let engine = open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?;
-    let collective = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
+    let Connected { collective, views } =
+        joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
+    let heir_of = plan.folder.as_ref().filter(|_| rank != 0).map(|folder| folder.path.clone());
     let folder = plan
         .folder
         .as_ref()
+        .filter(|_| rank == 0)
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
-    let update = AllReduce::new(AllReduceParts {
+    let mut update = AllReduce::new(AllReduceParts {
         config: plan.config.clone(),
         dataset: dataset.clone(),
         engine,
@@ -184,6 +220,9 @@ pub fn run_worker(
         stop,
         overlap: plan.network.overlap,
     });
+    if let Some(views) = views {
+        update = update.elastic(views);
+    }
     let trainer = Trainer {
         config: plan.config,
         dataset,
@@ -194,6 +233,7 @@ pub fn run_worker(
         checkpoint_every,
         started_at,
         members,
+        heir_of,
     };
     Ok(trainer.run(observer)?)
 }

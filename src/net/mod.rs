@@ -15,6 +15,7 @@ pub mod congestion;
 pub mod driver;
 pub mod endpoint;
 pub mod identity;
+mod interrupt;
 pub mod peer;
 pub mod probe;
 pub mod selection;
@@ -24,6 +25,7 @@ pub use congestion::{Congestion, CongestionError};
 pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced};
 pub use endpoint::TransportSettings;
 pub use identity::{ClusterKey, KeyError};
+pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};
 pub use selection::{Selection, SelectionReport};
 
@@ -72,6 +74,8 @@ pub enum NetError {
     TooManyInFlight(usize),
     #[error("the collective has stopped: {0}")]
     Stopped(String),
+    #[error("the group is to form anew: {0}")]
+    Interrupted(String),
 }
 
 impl NetError {
@@ -92,7 +96,8 @@ impl NetError {
             | NetError::Refused { .. }
             | NetError::OutOfStep(_)
             | NetError::TooManyInFlight(_)
-            | NetError::Stopped(_) => None,
+            | NetError::Stopped(_)
+            | NetError::Interrupted(_) => None,
         }
     }
 

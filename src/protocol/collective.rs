@@ -98,6 +98,8 @@ pub enum Content {
     Probe,
     /// A program's own buffer; the step is its number.
     Buffer,
+    /// The state that a view begins with.
+    State,
 }
 
 #[cfg(test)]

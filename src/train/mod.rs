@@ -10,6 +10,8 @@ pub mod event;
 pub mod metrics;
 pub mod run_folder;
 pub mod trainer;
+mod transfer;
 pub mod update;
+pub mod views;
 
 pub use trainer::{TrainError, Trainer};

@@ -70,27 +70,32 @@ impl RunFolder {
         if let Some(newer) = newer {
             return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
         }
-        let metrics = path.join(METRICS);
-        if metrics.exists() {
-            let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
-            let kept: String = text
-                .lines()
-                .filter(|line| match serde_json::from_str(line) {
-                    Ok(MetricsLine::Step(report)) => report.step <= step,
-                    Ok(MetricsLine::Epoch(report)) => report.step <= step,
-                    // A line cut short by a crash.
-                    Err(_) => false,
-                })
-                .flat_map(|line| [line, "\n"])
-                .collect();
-            write_atomically(&metrics, kept.as_bytes()).map_err(|source| io(&metrics, source))?;
-        }
+        keep_metrics(path, |line| match line {
+            MetricsLine::Step(report) => report.step <= step,
+            MetricsLine::Epoch(report) => report.step <= step,
+        })?;
         RunFolder::open(path, config_toml)
+    }
+
+    /// Opens the folder of a run under way, whose writer is lost, to write on after `step` steps. A
+    /// checkpoint that the lost one may have written later is the same run's, and will be written
+    /// again with the same bits.
+    pub fn take_over(path: &Path, step: u64) -> Result<RunFolder, RunFolderError> {
+        // The new writer knows best whether the epoch behind this step was reported.
+        keep_metrics(path, |line| match line {
+            MetricsLine::Step(report) => report.step <= step,
+            MetricsLine::Epoch(report) => report.step < step,
+        })?;
+        RunFolder::open_metrics(path)
     }
 
     fn open(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
         let config = path.join("config.toml");
         write_atomically(&config, config_toml.as_bytes()).map_err(|source| io(&config, source))?;
+        RunFolder::open_metrics(path)
+    }
+
+    fn open_metrics(path: &Path) -> Result<RunFolder, RunFolderError> {
         let metrics = path.join(METRICS);
         let file = fs::OpenOptions::new()
             .create(true)
@@ -145,6 +150,24 @@ impl RunFolder {
         text.push('\n');
         write_atomically(&path, text.as_bytes()).map_err(|source| io(&path, source))
     }
+}
+
+/// Takes everything out of `metrics.jsonl` that is not to be kept, and what was cut short by a crash.
+fn keep_metrics(
+    path: &Path,
+    keep: impl Fn(&MetricsLine) -> bool,
+) -> Result<(), RunFolderError> {
+    let metrics = path.join(METRICS);
+    if metrics.exists() {
+        let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
+        let kept: String = text
+            .lines()
+.filter(|line| serde_json::from_str(line).is_ok_and(|line| keep(&line)))
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        write_atomically(&metrics, kept.as_bytes()).map_err(|source| io(&metrics, source))?;
+    }
+    Ok(())
 }
 
 /// The names in a folder; none where there is no folder.
