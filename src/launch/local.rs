@@ -15,9 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
-use crate::protocol::membership::{
-    Arbiter, ArbiterAction, Member, MemberId, Message, Party, View,
-};
+use crate::protocol::membership::{Arbiter, ArbiterAction, Member, MemberId, Message, Party, View};
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::RunSummary;
 

@@ -76,8 +76,7 @@ pub struct FolderPlan {
 
 /// Joins the other workers, given the digest of the configuration and the data, and the steps
 /// completed so far.
-type Connect =
-    Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+type Connect = Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
 
 /// A worker's connection to the others.
 struct Connected {

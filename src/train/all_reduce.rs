@@ -191,8 +191,7 @@ impl Update for AllReduce {
             // The old group's thread must be gone before its address is used anew.
             self.collective = Box::new(Solo::default());
             let mut joined = views.next(&error)?;
-            self.collective =
-                std::mem::replace(&mut joined.collective, Box::new(Solo::default()));
+            self.collective = std::mem::replace(&mut joined.collective, Box::new(Solo::default()));
             self.generation = joined.view.generation;
             // Vectors may have been lost with the old group.
             self.vectors = empty_vectors();

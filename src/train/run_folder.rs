@@ -153,16 +153,13 @@ impl RunFolder {
 }
 
 /// Takes everything out of `metrics.jsonl` that is not to be kept, and what was cut short by a crash.
-fn keep_metrics(
-    path: &Path,
-    keep: impl Fn(&MetricsLine) -> bool,
-) -> Result<(), RunFolderError> {
+fn keep_metrics(path: &Path, keep: impl Fn(&MetricsLine) -> bool) -> Result<(), RunFolderError> {
     let metrics = path.join(METRICS);
     if metrics.exists() {
         let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
         let kept: String = text
             .lines()
-.filter(|line| serde_json::from_str(line).is_ok_and(|line| keep(&line)))
+            .filter(|line| serde_json::from_str(line).is_ok_and(|line| keep(&line)))
             .flat_map(|line| [line, "\n"])
             .collect();
         write_atomically(&metrics, kept.as_bytes()).map_err(|source| io(&metrics, source))?;

@@ -138,9 +138,8 @@ impl Trainer {
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
         let mut run = Run::new(self);
         let result = run.run(observer);
-        let quorum_is_lost = |ending: &Ending| {
-            matches!(ending, Ending::NoQuorum { .. } | Ending::NoSuccessor(_))
-        };
+        let quorum_is_lost =
+            |ending: &Ending| matches!(ending, Ending::NoQuorum { .. } | Ending::NoSuccessor(_));
         if match &result {
             Err(TrainError::Collective(_)) => true,
             Err(TrainError::Parted(ending)) => quorum_is_lost(ending),
@@ -260,11 +259,7 @@ impl Run {
 
     /// Trains to the end, with an evaluation behind each epoch and behind the last step. It goes on
     /// from wherever the state is, so it may be called again after a failure.
-    fn train(
-        &mut self,
-        total_steps: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
+    fn train(&mut self, total_steps: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let samples = self.trainer.dataset.train.labels.len();
         let steps_per_epoch = self.trainer.config.steps_per_epoch(samples);
         loop {
