@@ -124,8 +124,32 @@ fn with_too_few_left_the_run_stops_and_can_be_resumed() {
     let text = stderr_of(&mut launcher.0);
     assert!(text.contains("worker 1: ended without a word (signal: 9"), "{text}");
     wait_for("the workers' end", || workers("few").is_empty());
-    let resumed = ["--resume", out.to_str().unwrap(), "--workers", "2"];
+    let resumed = ["--resume", "auto", "--keep", "1", "--workers", "2"];
     assert_eq!(params_sha256(&train(&out, &resumed)), quiet_sha256());
+    let checkpoints = std::fs::read_dir(&out).unwrap().filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with("checkpoint-")
+    });
+    assert_eq!(checkpoints.count(), 1);
+}
+
+#[test]
+fn a_lost_worker_is_replaced() {
+    let long = ["--dataset", "synthetic", "--kernels", "reference", "--steps", "700"];
+    let folder = tempfile::tempdir().unwrap();
+    let quiet = train(&folder.path().join("quiet"), &[&long, RUN].concat());
+    let out = folder.path().join("run");
+    let more = ["--workers", "3", "--steps", "700", "--restart", "1"];
+    let mut launcher = common::processes::start(&out, "restart", &[&more, RUN].concat());
+    signal(workers("restart")[0], "KILL");
+    let code = exit_code(&mut launcher.0);
+    let text = stderr_of(&mut launcher.0);
+    assert_eq!(code, Some(0), "{text}");
+    let run = run_json(&out);
+    assert_eq!(params_sha256(&run), params_sha256(&quiet), "{text}");
+    assert_eq!(run["workers"], 3, "{text}");
+    let view = run["views"].as_array().unwrap().last().unwrap();
+    assert_eq!(view["changes"][0]["kind"], "came", "{view}");
 }
 
 /// As many schedules as `ANNULET_ELASTIC_SCHEDULES` says, a few otherwise: workers are killed at

@@ -20,7 +20,7 @@ use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{GroupPlace, Membership, run_worker};
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
-use crate::protocol::membership::{Acceptors, Settings};
+use crate::protocol::membership::{Acceptors, Member, Settings};
 use crate::train::event::Event;
 
 use super::CommandError;
@@ -187,27 +187,35 @@ fn follow_orders() -> Result<(), CommandError> {
     let Ok(ToWorker::Order(order)) = orders.recv() else {
         return Err(CommandError::Usage("--launched is for `annulet train` alone".into()));
     };
-    let WorkerOrder { id, workers_min, run_id, cluster_key_pem, plan, launched_at_us } = *order;
-    let key = ClusterKey::from_pem(&cluster_key_pem)?;
+    let WorkerOrder { id, joins, run_id, plan, .. } = *order;
+    let key = ClusterKey::from_pem(&order.cluster_key_pem)?;
     let (socket, address) = bind_loopback()?;
     say(&FromWorker::Bound { addresses: vec![address] });
-    let Ok(ToWorker::Begin { view: first }) = orders.recv() else {
-        return Err(CommandError::Usage("the launcher did not tell whom to work with".into()));
+    let first = match joins {
+        true => None,
+        false => match orders.recv() {
+            Ok(ToWorker::Begin { view }) => Some(*view),
+            _ => {
+                let text = "the launcher did not tell whom to work with";
+                return Err(CommandError::Usage(text.into()));
+            }
+        },
     };
-    let speaks = Arc::new(AtomicBool::new(first.rank(id) == Some(0)));
+    let rank = first.as_ref().and_then(|view| view.rank(id));
+    let speaks = Arc::new(AtomicBool::new(rank == Some(0)));
     let settings = Settings {
         acceptors: Acceptors::Launcher,
         failure_timeout: plan.network.transport.failure_timeout,
         join_timeout: LAUNCHED_JOIN_TIMEOUT,
-        members_min: workers_min,
-        members_max: first.members.len(),
+        members_min: order.workers_min,
+        members_max: order.workers_max,
     };
     let membership = Membership::elastic(ElasticPlace {
         socket,
         key,
         run_id,
-        id,
-        first: *first,
+        me: Member { id, addresses: vec![address.to_string()] },
+        first,
         settings,
         join_timeout: LAUNCHED_JOIN_TIMEOUT,
         inbox: (to_membership, inbox),
@@ -219,7 +227,7 @@ fn follow_orders() -> Result<(), CommandError> {
             say(&FromWorker::Event { body });
         }
     };
-    run_worker(plan, membership, instant_of(launched_at_us), stop, &mut tell)?;
+    run_worker(plan, membership, instant_of(order.launched_at_us), stop, &mut tell)?;
     Ok(())
 }
 

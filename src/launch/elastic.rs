@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::net::{ClusterKey, GroupOptions, Interrupt, NetError, PeerAddress};
 use crate::protocol::membership::{
-    Action, Ending, MemberId, Membership, Message, Party, Settings, View,
+    Action, Change, Ending, Member, MemberId, Membership, Message, Party, Settings, View,
 };
 use crate::protocol::time::Time;
 use crate::train::TrainError;
@@ -30,8 +30,9 @@ pub struct ElasticPlace {
     pub socket: UdpSocket,
     pub key: ClusterKey,
     pub run_id: String,
-    pub id: MemberId,
-    pub first: View,
+    pub me: Member,
+    /// The view that the run begins with; none for a worker that comes into a run under way.
+    pub first: Option<View>,
     pub settings: Settings,
     /// How long the others may take to be there at first.
     pub join_timeout: Duration,
@@ -71,7 +72,7 @@ pub struct LaunchedViews {
     to_thread: Sender<Input>,
     place: Place,
     /// The view whose group the trainer was given last.
-    view: View,
+    view: Option<View>,
 }
 
 /// What every group of this worker is made from.
@@ -95,12 +96,14 @@ struct Shared {
 struct Gate {
     /// The generation in which steps may be completed, if they may.
     open: Option<u32>,
-    /// Steps completed by the trainer's state.
-    completed: u64,
+    /// Steps completed by the trainer's state, once it has one that counts.
+    completed: Option<u64>,
     /// Of the group in use.
     interrupt: Interrupt,
     /// The view that the trainer is to join.
     next: Option<View>,
+    /// What changed in views that ended before the trainer could join them.
+    passed: Vec<Change>,
     ending: Option<Ending>,
 }
 
@@ -111,7 +114,7 @@ impl Shared {
 }
 
 impl LaunchedViews {
-    /// Joins the first view's group and starts the membership's thread.
+    /// Starts the membership's thread, and joins the first view's group if there is one.
     ///
     /// # Errors
     /// If the group cannot be formed.
@@ -120,28 +123,35 @@ impl LaunchedViews {
         config_digest: [u8; 32],
         network: NetworkPlan,
         step: u64,
-    ) -> Result<(Group, LaunchedViews), LaunchError> {
-        let ElasticPlace { socket, key, run_id, id, first, settings, join_timeout, .. } = place;
+    ) -> Result<(Option<Group>, LaunchedViews), LaunchError> {
+        let ElasticPlace { socket, key, run_id, me, first, settings, join_timeout, .. } = place;
         // The launcher does not know what the checkpoint holds that the run goes on from.
-        let first = View { start_step: step, ..first };
+        let first = first.map(|first| View { start_step: step, ..first });
+        let id = me.id;
         let interrupt = Interrupt::default();
         let gate = Gate {
-            open: Some(first.generation),
-            completed: first.start_step,
+            open: first.as_ref().map(|first| first.generation),
+            completed: first.as_ref().map(|first| first.start_step),
             interrupt: interrupt.clone(),
             next: None,
+            passed: Vec::new(),
             ending: None,
         };
         let shared = Arc::new(Shared { gate: Mutex::new(gate), changed: Condvar::new() });
         let failure_timeout = settings.failure_timeout;
-        let membership = Membership::member(settings, id, first.clone());
+        let origin = Instant::now();
+        let membership = match &first {
+            Some(first) => Membership::member(settings, id, first.clone()),
+            None => Membership::joiner(Time::ZERO, settings, me, vec![Party::Launcher]),
+        };
         let (to_thread, inbox) = place.inbox;
         let thread = Thread { membership, shared: shared.clone(), send: place.send };
         let speaks = place.speaks;
-        std::thread::spawn(move || thread.run(&inbox));
+        std::thread::spawn(move || thread.run(origin, &inbox));
         let place =
             Place { socket, key, run_id, id, config_digest, network, failure_timeout, speaks };
-        let group = place.join(&first, join_timeout, interrupt)?;
+        let group =
+            first.as_ref().map(|first| place.join(first, join_timeout, interrupt)).transpose()?;
         Ok((group, LaunchedViews { shared, to_thread, place, view: first }))
     }
 }
@@ -186,17 +196,20 @@ impl Views for LaunchedViews {
         if gate.open != Some(generation) {
             return Err(NetError::Interrupted("this view has ended".to_owned()).into());
         }
-        gate.completed = step;
+        gate.completed = Some(step);
         Ok(())
     }
 
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError> {
-        let mut failure = broken(&self.view, self.place.id, error);
+        // A worker that comes has no view yet that could fail.
+        let mut failure = self.view.as_ref().map(|view| broken(view, self.place.id, error));
         loop {
-            // A thread that is gone has left an ending.
-            let _ = self.to_thread.send(failure);
+            if let Some(failure) = failure.take() {
+                // A thread that is gone has left an ending.
+                let _ = self.to_thread.send(failure);
+            }
             let (view, interrupt) = self.wait()?;
-            self.view = view.clone();
+            self.view = Some(view.clone());
             let patience = self.place.failure_timeout * REJOIN_TIMEOUTS;
             match self.place.join(&view, patience, interrupt) {
                 Ok(group) => {
@@ -204,7 +217,8 @@ impl Views for LaunchedViews {
                     return Ok(Joined { view, rank, collective });
                 }
                 Err(error) if error.is_about_a_peer() => {
-                    failure = broken(&view, self.place.id, &error.into());
+                    self.shared.gate().passed.extend(view.changes.iter().cloned());
+                    failure = Some(broken(&view, self.place.id, &error.into()));
                 }
                 Err(error) => return Err(CollectiveError::Net(error).into()),
             }
@@ -220,7 +234,8 @@ impl LaunchedViews {
             if let Some(ending) = &gate.ending {
                 return Err(TrainError::Parted(Box::new(ending.clone())));
             }
-            if let Some(view) = gate.next.take() {
+            if let Some(mut view) = gate.next.take() {
+                view.changes = [std::mem::take(&mut gate.passed), view.changes].concat();
                 gate.open = Some(view.generation);
                 gate.interrupt = Interrupt::default();
                 return Ok((view, gate.interrupt.clone()));
@@ -249,10 +264,12 @@ struct Thread {
 }
 
 impl Thread {
-    fn run(mut self, inbox: &Receiver<Input>) {
-        let origin = Instant::now();
+    fn run(mut self, origin: Instant, inbox: &Receiver<Input>) {
         let now = || Time::after_origin(origin.elapsed());
         loop {
+            if self.act(&now) {
+                return;
+            }
             let wait = self.membership.poll_timeout().map(|at| at.since(now()));
             let input = match wait {
                 Some(wait) => inbox.recv_timeout(wait),
@@ -263,26 +280,31 @@ impl Thread {
                 Err(RecvTimeoutError::Timeout) => self.membership.handle_timeout(now()),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            while let Some(action) = self.membership.poll_action() {
-                match action {
-                    Action::Send { to, message } => (self.send)(to, message),
-                    Action::Halt { why } => {
-                        let completed = self.halt(&why);
-                        self.membership.handle_halted(now(), Some(completed));
-                    }
-                    Action::Install { view } => {
-                        self.shared.gate().next = Some(*view);
-                        self.shared.changed.notify_all();
-                    }
-                    Action::End(ending) => {
-                        self.halt(&ending.to_string());
-                        self.shared.gate().ending = Some(ending);
-                        self.shared.changed.notify_all();
-                        return;
-                    }
+        }
+    }
+
+    /// Does what there is to do; says whether it is over.
+    fn act(&mut self, now: &impl Fn() -> Time) -> bool {
+        while let Some(action) = self.membership.poll_action() {
+            match action {
+                Action::Send { to, message } => (self.send)(to, message),
+                Action::Halt { why } => {
+                    let completed = self.halt(&why);
+                    self.membership.handle_halted(now(), completed);
+                }
+                Action::Install { view } => {
+                    self.shared.gate().next = Some(*view);
+                    self.shared.changed.notify_all();
+                }
+                Action::End(ending) => {
+                    self.halt(&ending.to_string());
+                    self.shared.gate().ending = Some(ending);
+                    self.shared.changed.notify_all();
+                    return true;
                 }
             }
         }
+        false
     }
 
     fn handle(&mut self, now: Time, input: Input) {
@@ -298,15 +320,18 @@ impl Thread {
                     self.membership.handle_lost(now, id, why.clone(), false);
                 }
                 let completed = self.halt(&why);
-                self.membership.handle_halted(now, Some(completed));
+                self.membership.handle_halted(now, completed);
             }
         }
     }
 
     /// Lets nothing more be completed in this view, and says how many steps are.
-    fn halt(&self, why: &str) -> u64 {
+    fn halt(&self, why: &str) -> Option<u64> {
         let mut gate = self.shared.gate();
-        (gate.open, gate.next) = (None, None);
+        gate.open = None;
+        if let Some(view) = gate.next.take() {
+            gate.passed.extend(view.changes);
+        }
         gate.interrupt.raise(why);
         gate.completed
     }

@@ -5,13 +5,11 @@
 //! its standard output; its standard error is passed on line by line. A child whose standard input
 //! closes ends at once, so that no worker outlives its launcher, however that one ended.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
@@ -22,6 +20,7 @@ use crate::train::metrics::RunSummary;
 use super::LaunchError;
 use super::adapters::Assignment;
 use super::pipe::{FromWorker, ToWorker, WorkerOrder, unix_time_us};
+use super::process::{Children, LINES_KEPT, News, ending_text};
 use super::worker::WorkerPlan;
 
 /// How long a worker may take from its start to a bound socket: it has loaded nothing yet.
@@ -33,17 +32,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the other workers may take to say why, once one has failed.
 const LAST_WORDS: Duration = Duration::from_millis(1_500);
 
-/// How often a process whose outputs are closed is looked at.
-const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// How every message of a worker starts.
-const MESSAGE_START: &str = r#"{"from_worker":"#;
-
 /// The exit code that means "a peer was lost": another worker's own failure explains more.
 const LOST_PEER: u8 = 5;
-
-/// A worker's last lines for people that are kept for the message about its death.
-const LINES_KEPT: usize = 5;
 
 /// A group of local workers.
 pub struct LocalGroup<'a> {
@@ -51,6 +41,8 @@ pub struct LocalGroup<'a> {
     pub plan: WorkerPlan,
     /// With fewer workers the run stops.
     pub workers_min: usize,
+    /// So many lost workers are replaced, over the whole run.
+    pub restarts_max: usize,
     /// One a worker.
     pub assignments: Vec<Assignment>,
     pub run_id: String,
@@ -60,81 +52,99 @@ pub struct LocalGroup<'a> {
     pub abort: &'a AtomicBool,
 }
 
-/// What the launcher hears of a child.
-enum News {
-    Message(FromWorker),
-    /// A line that is meant for people: on standard error, or by a driver on standard output.
-    Line(String),
-    /// It has ended and everything that it said was heard.
-    Ended(std::io::Result<ExitStatus>),
-}
-
 impl LocalGroup<'_> {
     /// Runs the group to the end of the training.
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, LaunchError> {
         let (sender, receiver) = channel();
-        let mut children = Children::default();
-        self.spawn_all(&mut children, &sender)?;
-        drop(sender);
+        let launched_at_us = unix_time_us()
+            .saturating_sub(u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(0));
+        let (stop, abort, started_at) = (self.stop, self.abort, self.started_at);
         let mut group = Supervisor {
-            bound: vec![None; children.list.len()],
-            open: children.list.len(),
-            children,
+            spawner: Spawner {
+                program: std::env::current_exe().map_err(LaunchError::Spawn)?,
+                key: ClusterKey::generate()?.to_pem().to_owned(),
+                launched_at_us,
+                workers: self.assignments.len(),
+                group: self,
+                news: sender,
+            },
+            bound: Vec::new(),
+            open: 0,
+            children: Children::default(),
             arbiter: None,
+            members: Vec::new(),
+            restarts: 0,
             summary: None,
             failure: None,
             stopping: false,
             training: false,
         };
-        group.watch(&receiver, &self, observer)?;
+        for place in 0..group.spawner.workers {
+            group.spawn(place, false)?;
+        }
+        group.watch(&receiver, started_at, stop, abort, observer)?;
         group.outcome()
     }
+}
 
-    fn spawn_all(
-        &self,
-        children: &mut Children,
-        news: &Sender<(usize, News)>,
-    ) -> Result<(), LaunchError> {
-        let program = std::env::current_exe().map_err(LaunchError::Spawn)?;
-        let key = ClusterKey::generate()?.to_pem().to_owned();
-        let launched_at_us = unix_time_us()
-            .saturating_sub(u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(0));
-        for (rank, assignment) in self.assignments.iter().enumerate() {
-            let mut command = Command::new(&program);
-            command
-                .args(["worker", "--launched"])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            #[cfg(unix)]
-            {
-                // Ctrl-C goes to the launcher alone, which ends the run at a step's border.
-                std::os::unix::process::CommandExt::process_group(&mut command, 0);
-            }
-            let child = command.spawn().map_err(LaunchError::Spawn)?;
-            let child = children.add(child, rank, news);
-            let plan = WorkerPlan {
-                adapter: assignment.adapter.clone(),
-                cores: assignment.cores,
-                ..self.plan.clone()
-            };
-            child.send(&ToWorker::Order(Box::new(WorkerOrder {
-                id: MemberId(rank as u64),
-                workers_min: self.workers_min,
-                run_id: self.run_id.clone(),
-                cluster_key_pem: key.clone(),
-                plan,
-                launched_at_us,
-            })));
+/// Starts worker processes.
+struct Spawner<'a> {
+    group: LocalGroup<'a>,
+    program: PathBuf,
+    key: String,
+    launched_at_us: u64,
+    /// Workers that the run begins with, and no more than which it has.
+    workers: usize,
+    news: Sender<(usize, News)>,
+}
+
+impl Spawner<'_> {
+    /// Starts a worker on the adapter of this place, and gives it its order.
+    fn spawn(&self, children: &mut Children, place: usize, joins: bool) -> Result<(), LaunchError> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["worker", "--launched"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        #[cfg(unix)]
+        {
+            // Ctrl-C goes to the launcher alone, which ends the run at a step's border.
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
         }
+        let child = command.spawn().map_err(LaunchError::Spawn)?;
+        let index = children.list.len();
+        let child = children.add(child, index, place, &self.news);
+        let assignment = &self.group.assignments[place];
+        let plan = WorkerPlan {
+            adapter: assignment.adapter.clone(),
+            cores: assignment.cores,
+            ..self.group.plan.clone()
+        };
+        child.send(&ToWorker::Order(Box::new(WorkerOrder {
+            id: MemberId(index as u64),
+            joins,
+            workers_min: self.group.workers_min,
+            workers_max: self.workers,
+            run_id: self.group.run_id.clone(),
+            cluster_key_pem: self.key.clone(),
+            plan,
+            launched_at_us: self.launched_at_us,
+        })));
         Ok(())
     }
 }
 
 /// The group under way.
-struct Supervisor {
+struct Supervisor<'a> {
+    spawner: Spawner<'a>,
     children: Children,
+    /// Of the workers that the run begins with.
     bound: Vec<Option<Vec<SocketAddr>>>,
+    /// Of the newest view.
+    members: Vec<MemberId>,
+    /// Workers that were started in the place of lost ones.
+    restarts: usize,
     /// Elects views, once the first one is known.
     arbiter: Option<Arbiter>,
     /// Children whose output is still open.
@@ -155,31 +165,52 @@ struct Failure {
     since: Instant,
 }
 
-impl Supervisor {
+impl Supervisor<'_> {
+    fn spawn(&mut self, place: usize, joins: bool) -> Result<(), LaunchError> {
+        self.spawner.spawn(&mut self.children, place, joins)?;
+        self.open += 1;
+        if !joins {
+            self.bound.push(None);
+        }
+        Ok(())
+    }
+
+    /// Whether somebody is left who has a part in the newest view.
+    fn works(&self) -> bool {
+        let ended = |index: usize| self.children.list[index].ended.is_some();
+        match self.arbiter {
+            // Joiners alone have nothing to join.
+            Some(_) => self.members.iter().any(|id| !ended(id.0 as usize)),
+            None => self.open > 0,
+        }
+    }
+
     fn watch(
         &mut self,
         news: &Receiver<(usize, News)>,
-        group: &LocalGroup<'_>,
+        started_at: Instant,
+        stop: &AtomicBool,
+        abort: &AtomicBool,
         observer: &mut dyn Observer,
     ) -> Result<(), LaunchError> {
-        while self.open > 0 {
+        while self.works() {
             match news.recv_timeout(POLL_INTERVAL) {
                 Ok((rank, item)) => self.hear(rank, item, observer)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if group.stop.load(Ordering::Relaxed) && !self.stopping {
+            if stop.load(Ordering::Relaxed) && !self.stopping {
                 self.stopping = true;
                 self.children.list.iter_mut().for_each(|child| child.send(&ToWorker::Stop));
             }
-            if self.bound.iter().any(Option::is_none) && group.started_at.elapsed() > BIND_TIMEOUT {
+            if self.bound.iter().any(Option::is_none) && started_at.elapsed() > BIND_TIMEOUT {
                 let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
                 self.fail(0, LaunchError::NotBound { rank, seconds: BIND_TIMEOUT.as_secs() });
             }
             // Once they train, the others go on, or find out by themselves that they cannot.
             let waited_enough = !self.training
                 && self.failure.as_ref().is_some_and(|f| f.since.elapsed() > LAST_WORDS);
-            if waited_enough || group.abort.load(Ordering::Relaxed) {
+            if waited_enough || abort.load(Ordering::Relaxed) {
                 break;
             }
         }
@@ -194,8 +225,11 @@ impl Supervisor {
     ) -> Result<(), LaunchError> {
         match item {
             News::Message(FromWorker::Bound { addresses }) => {
-                self.bound[rank] = Some(addresses);
-                self.introduce();
+                // Who comes later makes itself known.
+                if let Some(bound) = self.bound.get_mut(rank) {
+                    *bound = Some(addresses);
+                    self.introduce();
+                }
             }
             News::Message(FromWorker::Event { body }) => {
                 match &body {
@@ -230,6 +264,7 @@ impl Supervisor {
                         self.bury(rank, status);
                     }
                     self.report_ended(rank, observer);
+                    self.replace(rank, observer)?;
                 }
             }
         }
@@ -245,6 +280,7 @@ impl Supervisor {
                 addresses: addresses.iter().map(ToString::to_string).collect(),
             };
             let view = View::first((0..).zip(addresses).map(member).collect(), 0);
+            self.members = view.ids().collect();
             self.arbiter = Some(Arbiter::new(view.clone()));
             let begin = ToWorker::Begin { view: Box::new(view) };
             self.children.list.iter_mut().for_each(|child| child.send(&begin));
@@ -279,8 +315,9 @@ impl Supervisor {
     /// Ends the processes that a new view has left behind. A worker that has only stood still would
     /// otherwise wake up one day and write over what the others did since.
     fn fence(&mut self, view: &View, observer: &mut dyn Observer) {
+        let before = std::mem::replace(&mut self.members, view.ids().collect());
         for (id, child) in (0..).map(MemberId).zip(&mut self.children.list) {
-            if child.ended.is_none() && !view.contains(id) {
+            if child.ended.is_none() && before.contains(&id) && !view.contains(id) {
                 let text = format!("{id} was left behind and is ended: it could not be heard");
                 observer.event(Event::Notice { text });
                 child.explained = true;
@@ -308,6 +345,19 @@ impl Supervisor {
                 child.send(&exited);
             }
         }
+    }
+
+    /// Starts a worker in the place of a lost one, if that is wanted.
+    fn replace(&mut self, index: usize, observer: &mut dyn Observer) -> Result<(), LaunchError> {
+        let left = self.spawner.group.restarts_max.saturating_sub(self.restarts);
+        if !self.training || self.stopping || self.summary.is_some() || left == 0 || !self.works() {
+            return Ok(());
+        }
+        self.restarts += 1;
+        let (place, new) = (self.children.list[index].place, self.children.list.len());
+        let text = format!("worker {new} is started in the place of worker {index}");
+        observer.event(Event::Notice { text });
+        self.spawn(place, true)
     }
 
     fn tell(&mut self, to: MemberId, message: &ToWorker) {
@@ -348,147 +398,15 @@ impl Supervisor {
     }
 }
 
-/// Worker processes; those that still run when this is dropped are killed.
-#[derive(Default)]
-struct Children {
-    list: Vec<WorkerProcess>,
-}
-
-struct WorkerProcess {
-    process: Arc<Mutex<Child>>,
-    stdin: ChildStdin,
-    last_lines: VecDeque<String>,
-    /// It has said itself why it ends, or the launcher has.
-    explained: bool,
-    /// How it ended, if it has.
-    ended: Option<String>,
-}
-
-impl WorkerProcess {
-    /// A worker that cannot be told anything has ended; its closed output tells so.
-    fn send(&mut self, message: &ToWorker) {
-        let mut line = serde_json::to_string(message).expect("a message serializes");
-        line.push('\n');
-        let _ = self.stdin.write_all(line.as_bytes());
-    }
-}
-
-impl WorkerProcess {
-    fn kill(&self) {
-        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error means that it has ended already.
-        let _ = process.kill();
-    }
-}
-
-/// How a process ended, for the others.
-fn ending_text(status: ExitStatus) -> String {
-    if status.success() {
-        "its part of the run is over".to_owned()
-    } else {
-        format!("its process ended ({status})")
-    }
-}
-
-impl Children {
-    /// Starts to read a fresh child's output.
-    fn add(
-        &mut self,
-        mut process: Child,
-        rank: usize,
-        news: &Sender<(usize, News)>,
-    ) -> &mut WorkerProcess {
-        let stdin = process.stdin.take().expect("stdin is piped");
-        let stdout = process.stdout.take().expect("stdout is piped");
-        let stderr = process.stderr.take().expect("stderr is piped");
-        let process = Arc::new(Mutex::new(process));
-        self.list.push(WorkerProcess {
-            process: process.clone(),
-            stdin,
-            last_lines: VecDeque::new(),
-            explained: false,
-            ended: None,
-        });
-        let sender = news.clone();
-        let errors = std::thread::spawn(move || {
-            for_each_line(stderr, |line| sender.send((rank, News::Line(line))).is_ok());
-        });
-        let sender = news.clone();
-        std::thread::spawn(move || {
-            for_each_line(stdout, |line| sender.send((rank, news_of(line))).is_ok());
-            // Both outputs are closed, or nobody listens any more: the process is about to end.
-            let _ = errors.join();
-            let status = wait_for(&process);
-            let _ = sender.send((rank, News::Ended(status)));
-        });
-        self.list.last_mut().expect("one was just added")
-    }
-}
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &self.list {
-            let mut process = child.process.lock().unwrap_or_else(PoisonError::into_inner);
-            // An error means that it has ended already.
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
-}
-
-/// Waits in steps, so that the process can be killed meanwhile.
-fn wait_for(process: &Mutex<Child>) -> std::io::Result<ExitStatus> {
-    loop {
-        let status = process.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
-        if let Some(status) = status {
-            return Ok(status);
-        }
-        std::thread::sleep(EXIT_POLL_INTERVAL);
-    }
-}
-
-/// Calls `take` with each line until it returns false; bytes that are no text are replaced.
-fn for_each_line(output: impl Read, mut take: impl FnMut(String) -> bool) {
-    let mut reader = BufReader::new(output);
-    let mut bytes = Vec::new();
-    while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
-        if !take(String::from_utf8_lossy(&bytes).trim_end().to_owned()) {
-            return;
-        }
-        bytes.clear();
-    }
-}
-
-/// A message, or a line of a driver that prints where only messages are expected. A driver's text
-/// without a line's end stands before the message that follows it.
-fn news_of(line: String) -> News {
-    let message = line.find(MESSAGE_START).and_then(|at| serde_json::from_str(&line[at..]).ok());
-    message.map_or(News::Line(line), News::Message)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::worker::NetworkPlan;
     use super::*;
+    use crate::config::RunConfig;
+    use crate::data::DataPlan;
 
-    #[test]
-    fn a_message_is_found_behind_a_drivers_chatter() {
-        let line = serde_json::to_string(&FromWorker::Bound { addresses: Vec::new() }).unwrap();
-        assert!(matches!(news_of(line.clone()), News::Message(FromWorker::Bound { .. })));
-        assert!(matches!(news_of(format!("MESA: hm {line}")), News::Message(_)));
-        assert!(matches!(news_of("MESA: hm".into()), News::Line(_)));
-    }
-
-    #[test]
-    fn lines_need_not_be_text() {
-        let mut lines = Vec::new();
-        for_each_line(&b"a\xff\nb"[..], |line| {
-            lines.push(line);
-            true
-        });
-        assert_eq!(lines, ["a\u{fffd}", "b"]);
-    }
-
-    fn supervisor(children: usize) -> Supervisor {
+    fn supervisor(children: usize) -> Supervisor<'static> {
+        static NEVER: AtomicBool = AtomicBool::new(false);
         let (news, _) = channel();
         let mut list = Children::default();
         for rank in 0..children {
@@ -499,13 +417,42 @@ mod tests {
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
-            list.add(child, rank, &news);
+            list.add(child, rank, rank, &news);
         }
+        let plan = WorkerPlan {
+            config: RunConfig::default(),
+            data: DataPlan::default(),
+            network: NetworkPlan::default(),
+            adapter: None,
+            cores: 1,
+            resume: None,
+            folder: None,
+        };
+        let group = LocalGroup {
+            plan,
+            workers_min: 1,
+            restarts_max: 0,
+            assignments: Vec::new(),
+            run_id: String::new(),
+            started_at: Instant::now(),
+            stop: &NEVER,
+            abort: &NEVER,
+        };
         Supervisor {
+            spawner: Spawner {
+                group,
+                program: PathBuf::new(),
+                key: String::new(),
+                launched_at_us: 0,
+                workers: children,
+                news,
+            },
             bound: vec![None; children],
             open: children,
             children: list,
             arbiter: None,
+            members: Vec::new(),
+            restarts: 0,
             summary: None,
             failure: None,
             stopping: false,

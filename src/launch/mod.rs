@@ -5,6 +5,7 @@ pub mod driver_environment;
 pub mod elastic;
 pub mod local;
 pub mod pipe;
+mod process;
 pub mod threads;
 pub mod worker;
 

@@ -33,8 +33,13 @@ pub enum ToWorker {
 #[derive(Serialize, Deserialize)]
 pub struct WorkerOrder {
     pub id: MemberId,
+    /// Comes into a run under way, in the place of a worker that was lost: no first view will be
+    /// told.
+    pub joins: bool,
     /// With fewer workers the run stops.
     pub workers_min: usize,
+    /// More workers are not admitted.
+    pub workers_max: usize,
     pub run_id: String,
     pub cluster_key_pem: String,
     pub plan: WorkerPlan,

@@ -1,6 +1,7 @@
 //! One worker from start to finish: data, checkpoint, engine, collective, training.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -72,6 +73,9 @@ pub struct FolderPlan {
     /// What `config.toml` holds; the data set that was found is added where none was asked for.
     pub config: toml::Table,
     pub checkpoint_every: Option<u64>,
+    /// So many of the newest checkpoints are kept; none: all.
+    #[serde(default)]
+    pub keep: Option<NonZero<usize>>,
 }
 
 /// Joins the other workers, given the digest of the configuration and the data, and the steps
@@ -88,7 +92,8 @@ struct Connected {
 /// A worker's place among the others.
 pub struct Membership {
     workers: usize,
-    rank: usize,
+    /// None for a worker that comes into a run under way.
+    rank: Option<usize>,
     /// A description of each member, by rank.
     members: Vec<String>,
     connect: Connect,
@@ -113,7 +118,7 @@ impl Membership {
     pub fn solo() -> Membership {
         Membership {
             workers: 1,
-            rank: 0,
+            rank: Some(0),
             members: vec!["this process".into()],
             connect: Box::new(|_, _, _| {
                 Ok(Connected { collective: Box::new(Solo::default()), views: None })
@@ -128,7 +133,7 @@ impl Membership {
         };
         Membership {
             workers: place.peers.len(),
-            rank: place.rank,
+            rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
             connect: Box::new(move |config_digest, network, _| {
                 let group = Group::join(GroupOptions {
@@ -148,18 +153,20 @@ impl Membership {
     }
 
     /// One of several that go on without those that are lost.
-    ///
-    /// # Panics
-    /// If the worker is not in the first view.
     pub fn elastic(place: ElasticPlace) -> Membership {
-        let view = &place.first;
+        let members = place.first.iter().flat_map(|view| &view.members);
+        let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
         Membership {
-            workers: view.members.len(),
-            rank: view.rank(place.id).expect("it is in the first view"),
-            members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
+            workers: if members.is_empty() { place.settings.members_max } else { members.len() },
+            rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
+            members,
             connect: Box::new(move |config_digest, network, step| {
                 let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
-                Ok(Connected { collective: Box::new(group), views: Some(Box::new(views)) })
+                let collective: Box<dyn Collective> = match group {
+                    Some(group) => Box::new(group),
+                    None => Box::new(Solo::default()),
+                };
+                Ok(Connected { collective, views: Some(Box::new(views)) })
             }),
         }
     }
@@ -180,7 +187,7 @@ pub fn run_worker(
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
     let Membership { workers, rank, members, connect } = membership;
-    if let (Some(folder), None, 0) = (&plan.folder, &plan.resume, rank) {
+    if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
         RunFolder::check_free(&folder.path)?;
     }
     let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
@@ -196,19 +203,29 @@ pub fn run_worker(
     // whoever it reaches then hears that this worker has left.
     let (sender, joined) = sync_channel(1);
     let (network, step) = (plan.network.clone(), state.step);
-    std::thread::spawn(move || {
+    let join = move || {
         let _ = sender.send(connect(digest, network, step));
-    });
-    let engine = open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?;
+    };
+    let engine = if rank.is_some() {
+        std::thread::spawn(join);
+        open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?
+    } else {
+        // Nobody is to wait for a worker that comes later.
+        let engine = open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?;
+        std::thread::spawn(join);
+        engine
+    };
     let Connected { collective, views } =
         joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
-    let heir_of = plan.folder.as_ref().filter(|_| rank != 0).map(|folder| folder.path.clone());
+    let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
+    let heir_of =
+        plan.folder.as_ref().filter(|_| rank != Some(0)).map(|folder| folder.path.clone());
     let folder = plan
         .folder
         .as_ref()
-        .filter(|_| rank == 0)
+        .filter(|_| rank == Some(0))
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
     let mut update = AllReduce::new(AllReduceParts {
@@ -230,9 +247,11 @@ pub fn run_worker(
         state,
         folder,
         checkpoint_every,
+        checkpoints_kept,
         started_at,
         members,
         heir_of,
+        joins: rank.is_none(),
     };
     Ok(trainer.run(observer)?)
 }

@@ -14,6 +14,7 @@ use crate::model::layout::{
 use crate::numerics::fixed_point::{FixedPoint, Maxima};
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
+use crate::protocol::membership::View;
 
 use super::collective::{Collective, CollectiveError, Solo, Traffic};
 use super::engine::{EngineDescription, GradientEngine};
@@ -181,6 +182,7 @@ impl Update for AllReduce {
         standing: Standing,
         mut error: CollectiveError,
     ) -> Result<Regrouped, TrainError> {
+        let mut changes = Vec::new();
         loop {
             let Some(views) = self.views.as_mut().filter(|_| error.is_about_the_group()) else {
                 return Err(error.into());
@@ -193,11 +195,14 @@ impl Update for AllReduce {
             let mut joined = views.next(&error)?;
             self.collective = std::mem::replace(&mut joined.collective, Box::new(Solo::default()));
             self.generation = joined.view.generation;
+            // A view may end before its members have agreed; what changed in it counts.
+            changes.append(&mut joined.view.changes);
             // Vectors may have been lost with the old group.
             self.vectors = empty_vectors();
             match self.agree(state, standing, &joined) {
                 Ok(standing) => {
-                    return Ok(Regrouped { view: joined.view, rank: joined.rank, standing });
+                    let view = View { changes, ..joined.view };
+                    return Ok(Regrouped { view, rank: joined.rank, standing });
                 }
                 Err(TrainError::Collective(again)) => error = again,
                 Err(error) => return Err(error),

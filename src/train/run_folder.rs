@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{
@@ -143,6 +144,25 @@ impl RunFolder {
         Ok(path)
     }
 
+    /// Removes all checkpoints but that of `step` and the newest before it, `kept` in all.
+    pub fn remove_checkpoints_before(
+        &self,
+        step: u64,
+        kept: NonZero<usize>,
+    ) -> Result<(), RunFolderError> {
+        let mut steps: Vec<u64> = names(&self.path)?
+            .iter()
+            .filter_map(|name| step_of(name))
+            .filter(|&other| other <= step)
+            .collect();
+        steps.sort_unstable_by(|a, b| b.cmp(a));
+        for old in steps.into_iter().skip(kept.get()) {
+            let path = self.path.join(file_name(old));
+            fs::remove_file(&path).map_err(|source| io(&path, source))?;
+        }
+        Ok(())
+    }
+
     /// Writes `run.json`.
     pub fn write_summary(&self, summary: &RunSummary) -> Result<(), RunFolderError> {
         let path = self.path.join(SUMMARY);
@@ -231,6 +251,31 @@ mod tests {
             })
             .collect();
         assert_eq!(steps, [1, 10, 20]);
+    }
+
+    #[test]
+    fn the_newest_checkpoints_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(folder.path(), "").unwrap();
+        for step in [5, 10, 100, 20] {
+            fs::write(folder.path().join(file_name(step)), "").unwrap();
+        }
+        run.remove_checkpoints_before(20, NonZero::new(2).unwrap()).unwrap();
+        let kept = [5, 10, 20, 100].map(|step| folder.path().join(file_name(step)).exists());
+        // That of a later step is none of this run's so far.
+        assert_eq!(kept, [false, true, true, true]);
+    }
+
+    #[test]
+    fn whoever_takes_a_folder_over_repeats_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = RunFolder::create(folder.path(), "name = 1").unwrap();
+        (1..=40).for_each(|step| run.sample_step(&report(step)).unwrap());
+        fs::write(folder.path().join(file_name(31)), "").unwrap();
+        RunFolder::take_over(folder.path(), 30).unwrap().sample_step(&report(40)).unwrap();
+        let text = fs::read_to_string(folder.path().join(METRICS)).unwrap();
+        assert_eq!(text.lines().count(), 5, "{text}");
+        assert_eq!(fs::read_to_string(folder.path().join("config.toml")).unwrap(), "name = 1");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The run of one worker: epochs, evaluation, checkpoints, metrics. How a step is made is the
 //! matter of an [`Update`].
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::config::RunConfig;
 use crate::data::{DataPlan, Dataset};
 use crate::model::initial::initial_parameters;
 use crate::model::layout::SCALE_COUNT;
+use crate::net::NetError;
 use crate::numerics::fixed_point::{INITIAL_MAXIMUM, Maxima};
 use crate::numerics::optimizer::{Optimizer, StateError};
 use crate::protocol::membership::Ending;
@@ -123,12 +125,16 @@ pub struct Trainer {
     pub folder: Option<RunFolder>,
     /// Steps between checkpoints; the last state is always written.
     pub checkpoint_every: Option<u64>,
+    /// So many of the newest checkpoints are kept; none: all.
+    pub checkpoints_kept: Option<NonZero<usize>>,
     /// Start of the process, for `first_step_ms` and `wall_s`.
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
     /// The run's folder, for a worker that writes nothing unless it becomes rank 0.
     pub heir_of: Option<PathBuf>,
+    /// Comes into a run under way: the state is replaced by the others'.
+    pub joins: bool,
 }
 
 impl Trainer {
@@ -160,6 +166,18 @@ impl Trainer {
                 Err(error)
             }
         }
+    }
+}
+
+/// The view that the run begins with.
+fn first_view(trainer: &Trainer) -> ViewReport {
+    ViewReport {
+        generation: 0,
+        members: trainer.members.clone(),
+        start_step: trainer.state.step,
+        changes: Vec::new(),
+        stood_still_ms: 0.0,
+        redone_steps: 0,
     }
 }
 
@@ -201,14 +219,7 @@ impl Run {
             last_report: None,
             in_step: false,
             moved_at: Instant::now(),
-            views: vec![ViewReport {
-                generation: 0,
-                members: trainer.members.clone(),
-                start_step: trainer.state.step,
-                changes: Vec::new(),
-                stood_still_ms: 0.0,
-                redone_steps: 0,
-            }],
+            views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
             stopped: false,
@@ -230,7 +241,12 @@ impl Run {
             total_steps,
             steps_per_epoch,
         }));
-        let mut checked = self.trainer.update.check_replicas(&self.trainer.state);
+        let mut checked = if self.trainer.joins {
+            let joins = NetError::Interrupted("this worker joins a run under way".to_owned());
+            Err(CollectiveError::Net(joins).into())
+        } else {
+            self.trainer.update.check_replicas(&self.trainer.state)
+        };
         // Each round ends with the run's end, or with a change of the group.
         while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
             match error {
@@ -441,6 +457,9 @@ impl Run {
         let run =
             Provenance { config: &trainer.config, data: &trainer.data, dataset: &trainer.dataset };
         let path = folder.write_checkpoint(run, &trainer.state)?;
+        if let Some(kept) = trainer.checkpoints_kept {
+            folder.remove_checkpoints_before(trainer.state.step, kept)?;
+        }
         observer.event(Event::Checkpoint { path, step: trainer.state.step });
         Ok(())
     }

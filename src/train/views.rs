@@ -1,6 +1,6 @@
 //! How a worker goes on when its group has broken: the trainer knows membership by this trait alone.
 
-use crate::protocol::membership::{Change, View};
+use crate::protocol::membership::View;
 
 use super::collective::{Collective, CollectiveError};
 use super::trainer::TrainError;
@@ -15,6 +15,8 @@ pub trait Views: Send {
     fn completing(&mut self, generation: u32, step: u64) -> Result<(), CollectiveError>;
 
     /// The group has failed: agrees with the other workers on the next view, and joins it.
+    ///
+    /// The view's changes are all since the last view that was returned.
     ///
     /// # Errors
     /// If the run is over for this worker, or if its own machine is at fault.
@@ -63,11 +65,4 @@ pub struct Regrouped {
     /// This worker's index.
     pub rank: usize,
     pub standing: Standing,
-}
-
-impl Regrouped {
-    /// Who left and came.
-    pub fn changes(&self) -> &[Change] {
-        &self.view.changes
-    }
 }

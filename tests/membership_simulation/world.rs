@@ -590,8 +590,7 @@ impl World {
             }
             Fault::Leave { node } if is_up(self, node) && self.nodes[node].paused.is_none() => {
                 self.nodes[node].touched = true;
-                let now = self.time();
-                self.nodes[node].membership.handle_leave(now);
+                self.nodes[node].membership.handle_leave();
                 self.settle(node);
             }
             Fault::Join { contact, crash_after } => self.join(contact, crash_after),

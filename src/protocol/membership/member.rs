@@ -182,13 +182,13 @@ impl Membership {
     }
 
     /// This member wants to leave: the others need not wait for a timeout.
-    pub fn handle_leave(&mut self, now: Time) {
+    pub fn handle_leave(&mut self) {
         match &self.view {
             Some(view) => {
                 let generation = view.generation;
                 self.leaving.insert(self.me.id, LEAVES.to_owned());
                 self.broadcast(&Message::Leave { generation });
-                self.begin_change(now, "this worker leaves as planned");
+                self.begin_change("this worker leaves as planned");
             }
             None => self.end(Ending::Left),
         }
@@ -200,8 +200,8 @@ impl Membership {
             return;
         }
         match message {
-            Message::Commit { view } => self.handle_commit(now, *view),
-            Message::Join { member } => self.handle_join(now, from, member),
+            Message::Commit { view } => self.handle_commit(*view),
+            Message::Join { member } => self.handle_join(from, member),
             Message::NotAdmitted { why } => {
                 if let Phase::Joining { refusal, .. } = &mut self.phase {
                     *refusal = why;
@@ -242,12 +242,10 @@ impl Membership {
                     self.advance(now);
                 }
             }
-            (_, Message::Refused { ballot, promised, .. }) => {
-                if self.proposal(ballot).is_some() {
-                    self.round = self.round.max(promised.round);
-                    // The other proposal is given the time to come through.
-                    self.wait_to_propose(now + self.settings.stagger() + self.turn());
-                }
+            (_, Message::Refused { ballot, promised, .. }) if self.proposal(ballot).is_some() => {
+                self.round = self.round.max(promised.round);
+                // The other proposal is given the time to come through.
+                self.wait_to_propose(now + self.settings.stagger() + self.turn());
             }
             (Party::Member(id), Message::Accept { generation, ballot, view }) => {
                 let answer = match self.acceptor.accept(ballot, view) {
@@ -265,16 +263,16 @@ impl Membership {
                     self.advance(now);
                 }
             }
-            (Party::Member(id), Message::Suspect { member, why, .. }) => {
-                // What a lost member says of others may be its own loss.
-                if !self.suspects.contains_key(&id) {
-                    let why = format!("{why}, says {id}");
-                    self.suspect(now, member, Suspicion { why, certain: false });
-                }
+            // What a lost member says of others may be its own loss.
+            (Party::Member(id), Message::Suspect { member, why, .. })
+                if !self.suspects.contains_key(&id) =>
+            {
+                let why = format!("{why}, says {id}");
+                self.suspect(now, member, Suspicion { why, certain: false });
             }
             (Party::Member(id), Message::Leave { .. }) => {
                 self.leaving.insert(id, LEAVES.to_owned());
-                self.begin_change(now, &format!("{id} leaves as planned"));
+                self.begin_change(&format!("{id} leaves as planned"));
             }
             _ => {}
         }
@@ -289,7 +287,7 @@ impl Membership {
                     self.promise(now, from, ballot);
                 } else {
                     self.owed = Some((from, ballot));
-                    self.begin_change(now, &format!("{from} proposes a new view"));
+                    self.begin_change(&format!("{from} proposes a new view"));
                 }
             }
             Err(promised) => {
@@ -322,15 +320,15 @@ impl Membership {
         }
     }
 
-    pub(super) fn handle_commit(&mut self, now: Time, view: View) {
+    pub(super) fn handle_commit(&mut self, view: View) {
         if Some(view.generation) <= self.view.as_ref().map(|view| view.generation) {
             return;
         }
         let included = view.contains(self.me.id);
         match self.phase {
-            Phase::Joining { .. } if included => self.install(now, view),
+            Phase::Joining { .. } if included => self.install(view),
             // A view with this member has its promise, so it has halted.
-            Phase::Halted { .. } if included => self.install(now, view),
+            Phase::Halted { .. } if included => self.install(view),
             _ if included => {}
             Phase::Joining { .. } => {}
             _ if self.leaving.contains_key(&self.me.id) => self.end(Ending::Left),
@@ -338,7 +336,7 @@ impl Membership {
         }
     }
 
-    fn handle_join(&mut self, now: Time, from: Party, member: Member) {
+    fn handle_join(&mut self, from: Party, member: Member) {
         let Some(view) = &self.view else { return };
         if view.contains(member.id) {
             return self.tell_view(member.id.into());
@@ -355,7 +353,7 @@ impl Membership {
             if first_heard {
                 self.broadcast(&Message::Join { member });
             }
-            self.begin_change(now, &news);
+            self.begin_change(&news);
         }
     }
 
@@ -385,7 +383,7 @@ impl Membership {
         if !self.quorum_is_possible() {
             return self.end(self.no_quorum());
         }
-        self.begin_change(now, &news);
+        self.begin_change(&news);
         // Its proposal will not come.
         let followed = self.acceptor.promised().is_none_or(|ballot| ballot.proposer == id);
         let turn = self.turn();
@@ -398,7 +396,7 @@ impl Membership {
     }
 
     /// Asks the owner to stop working, if it still works.
-    fn begin_change(&mut self, _now: Time, why: &str) {
+    fn begin_change(&mut self, why: &str) {
         if matches!(self.phase, Phase::Working) {
             self.phase = Phase::Halting;
             self.actions.push_back(Action::Halt { why: why.to_owned() });
@@ -414,7 +412,7 @@ impl Membership {
         self.settings.stagger() * before as u32
     }
 
-    fn install(&mut self, now: Time, view: View) {
+    fn install(&mut self, view: View) {
         self.acceptor = Acceptor::default();
         (self.round, self.owed) = (0, None);
         self.phase = Phase::Working;
@@ -439,9 +437,9 @@ impl Membership {
         if !self.quorum_is_possible() {
             self.end(self.no_quorum());
         } else if let Some(id) = self.suspects.keys().chain(self.leaving.keys()).next() {
-            self.begin_change(now, &format!("{id} is in the new view and should not be"));
+            self.begin_change(&format!("{id} is in the new view and should not be"));
         } else if let Some(id) = self.joiners.keys().next().filter(|_| has_room) {
-            self.begin_change(now, &format!("{id} still wants to come"));
+            self.begin_change(&format!("{id} still wants to come"));
         }
     }
 

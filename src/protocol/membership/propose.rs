@@ -67,7 +67,7 @@ impl Membership {
             }
             Stage::Accepting { .. } => {
                 if let Some(next) = proposal.chosen(self.settings.acceptors, view) {
-                    self.commit(now, *next);
+                    self.commit(*next);
                 } else if now >= proposal.deadline {
                     self.propose(now);
                 }
@@ -120,7 +120,7 @@ impl Membership {
     }
 
     /// The successor is chosen: tells everybody whom it concerns.
-    fn commit(&mut self, now: Time, next: View) {
+    fn commit(&mut self, next: View) {
         let commit = Message::Commit { view: Box::new(next.clone()) };
         self.broadcast(&commit);
         let view = self.view.as_ref().expect("only members propose");
@@ -128,6 +128,6 @@ impl Membership {
         for id in new {
             self.send(id.into(), commit.clone());
         }
-        self.handle_commit(now, next);
+        self.handle_commit(next);
     }
 }
