@@ -120,6 +120,7 @@ fn a_servers_checkpoint_goes_on_in_a_ring_and_the_other_way_round() {
         let out = folder.path().join(name);
         let mut first = first;
         first.folder = Some(FolderPlan {
+            keep: None,
             path: out.clone(),
             config: toml::Table::new(),
             checkpoint_every: Some(3),
@@ -145,6 +146,7 @@ fn asynchronous_modes_apply_every_gradient_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut plan = served(mode, servers);
         plan.folder = Some(FolderPlan {
+            keep: None,
             path: folder.path().join("run"),
             config: toml::Table::new(),
             checkpoint_every: Some(2),

@@ -57,8 +57,11 @@ fn trainer(
         update: Box::new(update),
         folder: None,
         checkpoint_every: None,
+        checkpoints_kept: None,
         started_at: Instant::now(),
         members: Vec::new(),
+        heir_of: None,
+        joins: false,
     }
 }
 

@@ -2,6 +2,7 @@
 //! them changes a result.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
@@ -20,6 +21,10 @@ pub struct NetworkFlags {
     /// cost model says is fastest
     #[arg(long, env = "ANNULET_ALGORITHM", value_enum, default_value_t)]
     pub algorithm: Strategy,
+    /// Seconds without a word after which a worker is taken for lost
+    #[arg(long, env = "ANNULET_FAILURE_TIMEOUT", value_name = "SECONDS", default_value_t = 3.0,
+          value_parser = failure_timeout)]
+    pub failure_timeout: f64,
     /// Largest UDP payload: auto finds it, up to 6500 bytes on loopback and 1452 elsewhere
     #[arg(long, env = "ANNULET_MTU", value_name = "auto|BYTES", default_value = "auto")]
     pub mtu: Mtu,
@@ -63,6 +68,14 @@ impl FromStr for Mtu {
     }
 }
 
+/// Shorter ones would take a busy machine for a dead one, longer ones are as good as none.
+fn failure_timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.2..=3_600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("write a number of seconds from 0.2 to 3600".to_owned()),
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -86,6 +99,7 @@ impl NetworkFlags {
             congestion: self.congestion,
             gso: self.gso == Switch::On,
             link: self.link,
+            failure_timeout: Duration::from_secs_f64(self.failure_timeout),
             ..TransportSettings::default()
         };
         if let Mtu::Bytes(bytes) = self.mtu {

@@ -1,5 +1,6 @@
 //! The flags that describe a run, shared by `train` and `worker`, and the file they can come from.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
@@ -344,8 +345,12 @@ pub struct OutputFlags {
     #[arg(long, env = "ANNULET_CHECKPOINT_EVERY", value_name = "STEPS",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: Option<u64>,
-    /// Go on from a checkpoint, or from the newest valid one of a run folder
-    #[arg(long, env = "ANNULET_RESUME", value_name = "FILE|DIR")]
+    /// Keep only so many of the newest checkpoints [default: all]
+    #[arg(long, env = "ANNULET_KEEP", value_name = "CHECKPOINTS")]
+    pub keep: Option<NonZero<usize>>,
+    /// Go on from a checkpoint, or from the newest valid one of a run folder; auto: from that of
+    /// --out, if it holds one
+    #[arg(long, env = "ANNULET_RESUME", value_name = "FILE|DIR|auto")]
     pub resume: Option<PathBuf>,
 }
 

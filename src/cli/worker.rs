@@ -4,21 +4,24 @@ use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use crate::launch::driver_environment::set_driver_environment;
+use crate::launch::elastic::{ElasticPlace, Input};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::star::{StarPlace, run_served_worker, run_server};
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{
-    GroupPlace, Membership, NetworkPlan, StragglerPlan, peer_addresses, run_worker,
+    Membership, NetworkPlan, StragglerPlan, WorkerPlan, peer_addresses, run_worker,
 };
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
+use crate::protocol::membership::{Acceptors, Member, Settings};
 use crate::train::event::Event;
+use crate::train::server::ServerPlan;
 
 use super::CommandError;
 use super::group_flags::GroupFlags;
@@ -143,58 +146,105 @@ fn run_launched() -> Result<(), CommandError> {
 
 fn follow_orders() -> Result<(), CommandError> {
     let stop = Arc::new(AtomicBool::new(false));
-    let orders = listen_to_launcher(stop.clone());
+    let (to_membership, inbox) = channel();
+    let orders = listen_to_launcher(stop.clone(), to_membership.clone());
     let Ok(ToWorker::Order(order)) = orders.recv() else {
         return Err(CommandError::Usage("--launched is for `annulet train` alone".into()));
     };
-    let WorkerOrder { rank, workers, run_id, cluster_key_pem, plan, launched_at_us } = *order;
-    let key = ClusterKey::from_pem(&cluster_key_pem)?;
+    let WorkerOrder { id, joins, run_id, plan, .. } = *order;
+    let key = ClusterKey::from_pem(&order.cluster_key_pem)?;
     let (socket, address) = bind_loopback()?;
     say(&FromWorker::Bound { addresses: vec![address] });
-    let Ok(ToWorker::Peers { addresses }) = orders.recv() else {
-        return Err(CommandError::Usage("the launcher did not tell the peers' addresses".into()));
-    };
-    let servers = plan.network.servers;
-    let teller = if servers.is_some() { workers } else { 0 };
-    let mut tell = |body: Event| {
-        if rank == teller {
-            say(&FromWorker::Event { body });
-        }
-    };
-    let join_timeout = LAUNCHED_JOIN_TIMEOUT;
-    if let Some(servers) = servers {
+    let strangers = || CommandError::Usage("the launcher did not tell whom to work with".into());
+    if let Some(servers) = plan.network.servers {
+        let Ok(ToWorker::Peers { addresses }) = orders.recv() else { return Err(strangers()) };
+        let workers = order.workers;
         let place = StarPlace {
             socket,
             key,
-            node: rank,
+            node: id.0 as usize,
             workers,
             servers: peer_addresses(&addresses[workers.min(addresses.len())..]),
             run_id,
-            join_timeout,
+            join_timeout: LAUNCHED_JOIN_TIMEOUT,
         };
-        if rank < workers {
-            run_served_worker(plan, place, &mut tell)?;
-        } else {
-            run_server(plan, servers, place, instant_of(launched_at_us), stop, &mut tell)?;
-        }
-        return Ok(());
+        return work_around_servers(plan, servers, place, order.launched_at_us, stop);
     }
-    let peers = peer_addresses(&addresses);
-    let membership =
-        Membership::group(GroupPlace { socket, key, rank, peers, run_id, join_timeout });
-    run_worker(plan, membership, instant_of(launched_at_us), stop, &mut tell)?;
+    let first = match joins {
+        true => None,
+        false => match orders.recv() {
+            Ok(ToWorker::Begin { view }) => Some(*view),
+            _ => return Err(strangers()),
+        },
+    };
+    let rank = first.as_ref().and_then(|view| view.rank(id));
+    let speaks = Arc::new(AtomicBool::new(rank == Some(0)));
+    let settings = Settings {
+        acceptors: Acceptors::Launcher,
+        failure_timeout: plan.network.transport.failure_timeout,
+        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        members_min: order.workers_min,
+        members_max: order.workers,
+    };
+    let membership = Membership::elastic(ElasticPlace {
+        socket,
+        key,
+        run_id,
+        me: Member { id, addresses: vec![address.to_string()] },
+        first,
+        settings,
+        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        inbox: (to_membership, inbox),
+        send: Box::new(|to, message| say(&FromWorker::Message { to, message })),
+        speaks: speaks.clone(),
+    });
+    let mut tell = |body: Event| {
+        if speaks.load(Ordering::Relaxed) {
+            say(&FromWorker::Event { body });
+        }
+    };
+    run_worker(plan, membership, instant_of(order.launched_at_us), stop, &mut tell)?;
+    Ok(())
+}
+
+/// As a worker or a server of a star; the first server tells for all.
+fn work_around_servers(
+    plan: WorkerPlan,
+    servers: ServerPlan,
+    place: StarPlace,
+    launched_at_us: u64,
+    stop: Arc<AtomicBool>,
+) -> Result<(), CommandError> {
+    let (node, workers) = (place.node, place.workers);
+    let mut tell = |body: Event| {
+        if node == workers {
+            say(&FromWorker::Event { body });
+        }
+    };
+    if node < workers {
+        run_served_worker(plan, place, &mut tell)?;
+    } else {
+        run_server(plan, servers, place, instant_of(launched_at_us), stop, &mut tell)?;
+    }
     Ok(())
 }
 
 /// Reads the launcher's messages on a thread of their own. When the launcher is gone the process
 /// ends at once: nobody is left to work for, and nothing may be left behind.
-fn listen_to_launcher(stop: Arc<AtomicBool>) -> Receiver<ToWorker> {
-    // The order and the peers' addresses: no more than these two are queued.
+fn listen_to_launcher(stop: Arc<AtomicBool>, membership: Sender<Input>) -> Receiver<ToWorker> {
+    // The order and the first view: no more than these two are queued.
     let (sender, receiver) = sync_channel(2);
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
                 Ok(ToWorker::Stop) => stop.store(true, Ordering::Relaxed),
+                // A membership that is over needs nothing more.
+                Ok(ToWorker::Message { from, message }) => {
+                    let _ = membership.send(Input::Message { from, message });
+                }
+                Ok(ToWorker::Exited { id, why }) => {
+                    let _ = membership.send(Input::Exited { id, why });
+                }
                 Ok(message) => {
                     if sender.try_send(message).is_err() {
                         break;

@@ -2,8 +2,10 @@
 
 pub mod adapters;
 pub mod driver_environment;
+pub mod elastic;
 pub mod local;
 pub mod pipe;
+mod process;
 pub mod star;
 pub mod threads;
 pub mod worker;
@@ -83,6 +85,7 @@ impl LaunchError {
             {
                 5
             }
+            LaunchError::Train(TrainError::Parted(_)) => 5,
             LaunchError::Worker { exit_code, .. } | LaunchError::Server { exit_code, .. } => {
                 *exit_code
             }

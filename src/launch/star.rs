@@ -78,7 +78,7 @@ pub fn run_served_worker(
     std::thread::spawn(move || {
         let _ = sender.send(place.join(&joining_plan, &joining_dataset));
     });
-    let engine = open_slowed_engine(&plan, rank, workers, &dataset, observer)?;
+    let engine = open_slowed_engine(&plan, Some(rank), workers, &dataset, observer)?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
     let config = plan.config;
     let worker = ServedWorker::new(ServedWorkerParts { config, dataset, engine, star, servers });
@@ -139,6 +139,9 @@ pub fn run_server(
         state,
         folder,
         checkpoint_every,
+        checkpoints_kept: plan.folder.as_ref().and_then(|folder| folder.keep),
+        heir_of: None,
+        joins: false,
         started_at,
         members,
     };

@@ -1,6 +1,7 @@
 //! One worker from start to finish: data, checkpoint, engine, collective, training.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -27,8 +28,10 @@ use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
 use crate::train::straggler::Straggler;
 use crate::train::trainer::{Trainer, TrainingState};
+use crate::train::views::Views;
 
 use super::LaunchError;
+use super::elastic::{ElasticPlace, LaunchedViews};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,7 +45,7 @@ pub struct WorkerPlan {
     pub cores: usize,
     /// A checkpoint to go on from.
     pub resume: Option<PathBuf>,
-    /// For the worker that writes the run folder.
+    /// For the worker that writes the run folder, and for those that may take its place.
     pub folder: Option<FolderPlan>,
 }
 
@@ -85,16 +88,27 @@ pub struct FolderPlan {
     /// What `config.toml` holds; the data set that was found is added where none was asked for.
     pub config: toml::Table,
     pub checkpoint_every: Option<u64>,
+    /// So many of the newest checkpoints are kept; none: all.
+    #[serde(default)]
+    pub keep: Option<NonZero<usize>>,
 }
 
-/// Joins the other workers, given the digest of the configuration and the data.
-type Connect =
-    Box<dyn FnOnce([u8; 32], NetworkPlan) -> Result<Box<dyn Collective>, LaunchError> + Send>;
+/// Joins the other workers, given the digest of the configuration and the data, and the steps
+/// completed so far.
+type Connect = Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+
+/// A worker's connection to the others.
+struct Connected {
+    collective: Box<dyn Collective>,
+    /// How it goes on when the group breaks, if it does.
+    views: Option<Box<dyn Views>>,
+}
 
 /// A worker's place among the others.
 pub struct Membership {
-    rank: usize,
     workers: usize,
+    /// None for a worker that comes into a run under way.
+    rank: Option<usize>,
     /// A description of each member, by rank.
     members: Vec<String>,
     connect: Connect,
@@ -135,10 +149,12 @@ impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
         Membership {
-            rank: 0,
             workers: 1,
+            rank: Some(0),
             members: vec!["this process".into()],
-            connect: Box::new(|_, _| Ok(Box::new(Solo::default()))),
+            connect: Box::new(|_, _, _| {
+                Ok(Connected { collective: Box::new(Solo::default()), views: None })
+            }),
         }
     }
 
@@ -148,11 +164,31 @@ impl Membership {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
         };
         Membership {
-            rank: place.rank,
             workers: place.peers.len(),
+            rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
-            connect: Box::new(move |config_digest, network| {
-                Ok(Box::new(Group::join(place.options(config_digest, network))?))
+            connect: Box::new(move |config_digest, network, _| {
+                let group = Group::join(place.options(config_digest, network))?;
+                Ok(Connected { collective: Box::new(group), views: None })
+            }),
+        }
+    }
+
+    /// One of several that go on without those that are lost.
+    pub fn elastic(place: ElasticPlace) -> Membership {
+        let members = place.first.iter().flat_map(|view| &view.members);
+        let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
+        Membership {
+            workers: if members.is_empty() { place.settings.members_max } else { members.len() },
+            rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
+            members,
+            connect: Box::new(move |config_digest, network, step| {
+                let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
+                let collective: Box<dyn Collective> = match group {
+                    Some(group) => Box::new(group),
+                    None => Box::new(Solo::default()),
+                };
+                Ok(Connected { collective, views: Some(Box::new(views)) })
             }),
         }
     }
@@ -172,7 +208,8 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    if let (Some(folder), None) = (&plan.folder, &plan.resume) {
+    let Membership { workers, rank, members, connect } = membership;
+    if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
         RunFolder::check_free(&folder.path)?;
     }
     let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
@@ -183,25 +220,37 @@ pub fn run_worker(
     let state = initial_state(&plan, &dataset, observer)?;
     let data = plan.data.pinned(&origin);
     let digest = plan.config.digest(&dataset.sha256);
-    let Membership { rank, workers, members, connect } = membership;
 
     // The others are joined while kernels are compiled. If this fails the thread is left to itself:
     // whoever it reaches then hears that this worker has left.
     let (sender, joined) = sync_channel(1);
-    let network = plan.network.clone();
-    std::thread::spawn(move || {
-        let _ = sender.send(connect(digest, network));
-    });
-    let engine = open_slowed_engine(&plan, rank, workers, &dataset, observer)?;
-    let collective = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
+    let (network, step) = (plan.network.clone(), state.step);
+    let join = move || {
+        let _ = sender.send(connect(digest, network, step));
+    };
+    let engine = if rank.is_some() {
+        std::thread::spawn(join);
+        open_slowed_engine(&plan, rank, workers, &dataset, observer)?
+    } else {
+        // Nobody is to wait for a worker that comes later.
+        let engine = open_slowed_engine(&plan, rank, workers, &dataset, observer)?;
+        std::thread::spawn(join);
+        engine
+    };
+    let Connected { collective, views } =
+        joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
+    let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
+    let heir_of =
+        plan.folder.as_ref().filter(|_| rank != Some(0)).map(|folder| folder.path.clone());
     let folder = plan
         .folder
         .as_ref()
+        .filter(|_| rank == Some(0))
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
-    let update = AllReduce::new(AllReduceParts {
+    let mut update = AllReduce::new(AllReduceParts {
         config: plan.config.clone(),
         dataset: dataset.clone(),
         engine,
@@ -209,6 +258,9 @@ pub fn run_worker(
         stop,
         overlap: plan.network.overlap,
     });
+    if let Some(views) = views {
+        update = update.elastic(views);
+    }
     let trainer = Trainer {
         config: plan.config,
         dataset,
@@ -217,8 +269,11 @@ pub fn run_worker(
         state,
         folder,
         checkpoint_every,
+        checkpoints_kept,
         started_at,
         members,
+        heir_of,
+        joins: rank.is_none(),
     };
     Ok(trainer.run(observer)?)
 }
@@ -252,13 +307,13 @@ impl WorkerPlan {
 /// Makes the engine of a worker, slow if it is to be the straggler.
 pub(super) fn open_slowed_engine(
     plan: &WorkerPlan,
-    rank: usize,
+    rank: Option<usize>,
     workers: usize,
     dataset: &Arc<Dataset>,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
     let engine = open_engine(&plan.engine_request(workers, dataset), dataset, observer)?;
-    Ok(match plan.network.straggler.filter(|straggler| straggler.rank == rank) {
+    Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
         Some(StragglerPlan { ms, .. }) => {
             Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
         }

@@ -52,7 +52,7 @@ pub struct TransportSettings {
 impl Default for TransportSettings {
     fn default() -> Self {
         TransportSettings {
-            failure_timeout: Duration::from_secs(5),
+            failure_timeout: Duration::from_secs(3),
             stall_warning: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
             loopback_mtu: GSO_MTU_MAX,

@@ -18,6 +18,7 @@ pub mod congestion;
 pub mod driver;
 pub mod endpoint;
 pub mod identity;
+mod interrupt;
 mod link;
 pub mod peer;
 pub mod probe;
@@ -29,6 +30,7 @@ pub use congestion::{Congestion, CongestionError};
 pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced};
 pub use endpoint::TransportSettings;
 pub use identity::{ClusterKey, KeyError};
+pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};
 pub use selection::{Selection, SelectionReport};
 pub use star::{Star, StarEvent, StarOptions};
@@ -94,6 +96,8 @@ pub enum NetError {
     TooManyInFlight(usize),
     #[error("the collective has stopped: {0}")]
     Stopped(String),
+    #[error("the group is to form anew: {0}")]
+    Interrupted(String),
 }
 
 impl NetError {
@@ -119,7 +123,8 @@ impl NetError {
             | NetError::ServerUnreachable { .. }
             | NetError::OutOfStep(_)
             | NetError::TooManyInFlight(_)
-            | NetError::Stopped(_) => None,
+            | NetError::Stopped(_)
+            | NetError::Interrupted(_) => None,
         }
     }
 

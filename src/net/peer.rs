@@ -366,7 +366,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pauses between rounds over all addresses double from the one to the other.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 async fn connect(
     endpoint: &Endpoint,

@@ -112,6 +112,8 @@ pub enum Content {
     Probe,
     /// A program's own buffer; the step is its number.
     Buffer,
+    /// The state that a view begins with.
+    State,
 }
 
 #[cfg(test)]

@@ -269,6 +269,7 @@ impl CollectiveHeader {
             Content::Digest => (2, 0),
             Content::Probe => (3, 0),
             Content::Buffer => (4, 0),
+            Content::State => (5, 0),
         };
         let algorithm = match self.algorithm {
             Algorithm::Ring => 0,
@@ -319,6 +320,7 @@ impl CollectiveHeader {
             (2, 0) => Content::Digest,
             (3, 0) => Content::Probe,
             (4, 0) => Content::Buffer,
+            (5, 0) => Content::State,
             _ => return Err(HeaderFault::Content { kind, index }),
         };
         let algorithm = match algorithm {
@@ -381,6 +383,7 @@ pub fn describe(id: &CollectiveId) -> String {
         Content::Digest => format!("the digest at {step}"),
         Content::Probe => format!("probe {step} of the link"),
         Content::Buffer => format!("buffer {step}"),
+        Content::State => format!("the state after step {step}"),
     };
     if *attempt > 0 {
         text += &format!(" attempt {attempt}");
@@ -459,7 +462,8 @@ mod tests {
             Just(Content::Evaluation),
             Just(Content::Digest),
             Just(Content::Probe),
-            Just(Content::Buffer)
+            Just(Content::Buffer),
+            Just(Content::State)
         ]
     }
 
@@ -494,10 +498,10 @@ mod tests {
             Err(HeaderFault::Magic { found: HEADER_MAGIC + 1 })
         );
         let mut words = header().encode();
-        words[7] = 5;
+        words[7] = 6;
         assert_eq!(
             CollectiveHeader::decode(&words),
-            Err(HeaderFault::Content { kind: 5, index: 1 })
+            Err(HeaderFault::Content { kind: 6, index: 1 })
         );
         let mut words = header().encode();
         words[9] = 3;

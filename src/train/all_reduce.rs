@@ -15,13 +15,16 @@ use crate::numerics::fixed_point::{FixedPoint, Maxima};
 use crate::numerics::pairs;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
+use crate::protocol::membership::View;
 
-use super::collective::Collective;
+use super::collective::{Collective, CollectiveError, Solo, Traffic};
 use super::engine::{EngineDescription, GradientEngine};
 use super::evaluate::{Evaluation, evaluate};
 use super::metrics::milliseconds;
-use super::trainer::{GENERATION, TrainError, TrainingState};
+use super::trainer::{TrainError, TrainingState};
+use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
+use super::views::{Joined, Regrouped, Standing, Views};
 
 /// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
 /// unless engines disagree with themselves.
@@ -33,6 +36,12 @@ pub struct AllReduce {
     dataset: Arc<Dataset>,
     engine: Box<dyn GradientEngine>,
     collective: Box<dyn Collective>,
+    /// The view's.
+    generation: u32,
+    /// Finds the others again when the group has broken; without it, that is the end.
+    views: Option<Box<dyn Views>>,
+    /// What went over the groups before this one.
+    traffic_before: Traffic,
     /// Set from outside to end the run after the current step, on all workers alike.
     stop: Arc<AtomicBool>,
     /// Whether a bucket is reduced while the next one is computed.
@@ -44,7 +53,7 @@ pub struct AllReduce {
     vectors: Vec<Vec<u32>>,
     /// The same as it travels, kept for the next step; where nothing is packed, it is the vector.
     packed: Vec<Vec<u32>>,
-    /// For how long each worker has waited for each other one.
+    /// For how long each worker of the present group has waited for each other one, by rank.
     waited: Vec<Vec<Duration>>,
 }
 
@@ -70,12 +79,12 @@ impl AllReduce {
             total_steps: config.total_steps(samples),
             sampler: Sampler::new(config.seed, samples, config.batch),
             gradients: vec![0.0; PARAMETERS],
-            vectors: BUCKETS
-                .iter()
-                .map(|bucket| vec![0; bucket.words() + control_words(world)])
-                .collect(),
+            vectors: empty_vectors(world),
             packed: vec![Vec::new(); BUCKETS.len()],
             waited: vec![vec![Duration::ZERO; world]; world],
+            generation: 0,
+            views: None,
+            traffic_before: Traffic::default(),
             config,
             dataset,
             engine,
@@ -83,6 +92,12 @@ impl AllReduce {
             stop,
             overlap,
         }
+    }
+
+    /// Lets the run go on in the next view when the group breaks.
+    pub fn elastic(mut self, views: Box<dyn Views>) -> AllReduce {
+        self.views = Some(views);
+        self
     }
 }
 
@@ -108,6 +123,9 @@ impl Update for AllReduce {
             }
         };
 
+        if let Some(views) = &mut self.views {
+            views.completing(self.generation, state.step + 1)?;
+        }
         let lr = learning_rate(&self.config, state.step, self.total_steps);
         self.mean_gradients(&fixed_point, reduced.samples);
         if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
@@ -134,7 +152,7 @@ impl Update for AllReduce {
             self.collective.as_mut(),
             &self.dataset.test,
             &state.parameters,
-            GENERATION,
+            self.generation,
             state.step,
         )
     }
@@ -153,7 +171,7 @@ impl Update for AllReduce {
         let vector: Vec<u32> =
             words.iter().copied().chain(words.iter().map(|word| !word)).collect();
         let id = CollectiveId {
-            generation: GENERATION,
+            generation: self.generation,
             step: state.step,
             attempt: 0,
             content: Content::Digest,
@@ -168,6 +186,43 @@ impl Update for AllReduce {
         Ok(())
     }
 
+    fn regroup(
+        &mut self,
+        state: &mut TrainingState,
+        standing: Standing,
+        mut error: CollectiveError,
+    ) -> Result<Regrouped, TrainError> {
+        let mut changes = Vec::new();
+        loop {
+            let Some(views) = self.views.as_mut().filter(|_| error.is_about_the_group()) else {
+                return Err(error.into());
+            };
+            let Traffic { bytes_sent, bytes_received } = self.collective.traffic();
+            self.traffic_before.bytes_sent += bytes_sent;
+            self.traffic_before.bytes_received += bytes_received;
+            // The old group's thread must be gone before its address is used anew.
+            self.collective = Box::new(Solo::default());
+            let mut joined = views.next(&error)?;
+            self.collective = std::mem::replace(&mut joined.collective, Box::new(Solo::default()));
+            self.generation = joined.view.generation;
+            // A view may end before its members have agreed; what changed in it counts.
+            changes.append(&mut joined.view.changes);
+            // Vectors may have been lost with the old group, and ranks mean other workers now.
+            let world = self.collective.world_size();
+            self.vectors = empty_vectors(world);
+            self.packed = vec![Vec::new(); BUCKETS.len()];
+            self.waited = vec![vec![Duration::ZERO; world]; world];
+            match self.agree(state, standing, &joined) {
+                Ok(standing) => {
+                    let view = View { changes, ..joined.view };
+                    return Ok(Regrouped { view, rank: joined.rank, standing });
+                }
+                Err(TrainError::Collective(again)) => error = again,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     fn workers(&self) -> usize {
         self.collective.world_size()
     }
@@ -177,11 +232,15 @@ impl Update for AllReduce {
     }
 
     fn report(&self) -> UpdateReport {
+        let traffic = self.collective.traffic();
         UpdateReport {
             topology: if self.workers() == 1 { "solo" } else { "ring" },
             algorithm: self.collective.algorithm(),
             selections: self.collective.selections(),
-            traffic: self.collective.traffic(),
+            traffic: Traffic {
+                bytes_sent: self.traffic_before.bytes_sent + traffic.bytes_sent,
+                bytes_received: self.traffic_before.bytes_received + traffic.bytes_received,
+            },
             waited_ms: (self.waited.iter())
                 .map(|waits| waits.iter().copied().map(milliseconds).collect())
                 .collect(),
@@ -190,7 +249,14 @@ impl Update for AllReduce {
     }
 
     fn close(self: Box<Self>) -> Result<(), TrainError> {
-        Ok(self.collective.close()?)
+        match self.collective.close() {
+            // Whoever needed something has a way to go on without this worker.
+            Err(error) if self.views.is_some() => {
+                tracing::debug!("the group broke when it was no longer needed: {error}");
+                Ok(())
+            }
+            closed => Ok(closed?),
+        }
     }
 
     fn abort(self: Box<Self>, reason: String) {
@@ -216,6 +282,31 @@ struct Spent {
 }
 
 impl AllReduce {
+    /// Copies the state if this worker is behind, hands it out if it is the source, makes sure that
+    /// all hold the same, and finds out where everybody stands.
+    fn agree(
+        &mut self,
+        state: &mut TrainingState,
+        standing: Standing,
+        joined: &Joined,
+    ) -> Result<Standing, TrainError> {
+        let step = joined.view.start_step;
+        let content = Content::State;
+        let id = CollectiveId { generation: self.generation, step, attempt: 0, content };
+        let (reduction, words) = transfer::contribution(joined, state, standing);
+        self.collective.start(id, reduction, words)?;
+        let reduced = self.collective.finish()?;
+        if joined.is_behind() {
+            let copy = transfer::state(&self.config.optimizer, &reduced)?;
+            if let Some(views) = &mut self.views {
+                views.completing(self.generation, copy.step)?;
+            }
+            *state = copy;
+        }
+        self.check_replicas(state)?;
+        Ok(transfer::standing(&reduced))
+    }
+
     /// Computes this worker's share of the gradient sums and reduces them over all workers,
     /// bucket by bucket: the first bucket travels while the second is computed, unless `overlap`
     /// is off. The reduced words are left in `self.vectors`.
@@ -235,7 +326,7 @@ impl AllReduce {
         let mine = share(batch.len(), world, rank);
         self.engine.begin_step(&state.parameters, &batch[mine], fixed_point)?;
         let id = |index| CollectiveId {
-            generation: GENERATION,
+            generation: self.generation,
             step,
             attempt,
             content: Content::Gradients(index as u32),
@@ -323,6 +414,10 @@ impl AllReduce {
         let lr = learning_rate(&self.config, step, self.total_steps);
         TrainError::Diverged { step: step + 1, lr }
     }
+}
+
+fn empty_vectors(world: usize) -> Vec<Vec<u32>> {
+    BUCKETS.iter().map(|bucket| vec![0; bucket.words() + control_words(world)]).collect()
 }
 
 /// Words behind a bucket's maxima, of which the maximum is taken too: whether a worker wants to stop,

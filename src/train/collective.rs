@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::net::{GroupHandle, GroupOptions, NetError, Selection, SelectionReport, probe};
+use crate::net::{
+    GroupHandle, GroupOptions, Interrupt, NetError, Selection, SelectionReport, probe,
+};
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::cost_model::Link;
 use crate::protocol::exchange::Algorithm;
@@ -63,6 +65,16 @@ pub enum CollectiveError {
     NothingStarted,
     #[error(transparent)]
     Net(#[from] NetError),
+}
+
+impl CollectiveError {
+    /// Whether another group may succeed where this one failed.
+    pub fn is_about_the_group(&self) -> bool {
+        match self {
+            CollectiveError::NothingStarted => false,
+            CollectiveError::Net(error) => error.is_about_a_peer(),
+        }
+    }
 }
 
 /// The only worker's collective: the reduced vector is its own.
@@ -140,8 +152,23 @@ impl Group {
     /// # Panics
     /// If `rank` is not an index of `peers`.
     pub fn join(options: GroupOptions) -> Result<Group, NetError> {
+        Group::join_view(options, 0, Interrupt::default())
+    }
+
+    /// As [`join`](Group::join), for the view of this generation; the interrupt ends it.
+    ///
+    /// # Errors
+    /// As [`join`](Group::join), and if the interrupt is raised meanwhile.
+    ///
+    /// # Panics
+    /// If `rank` is not an index of `peers`.
+    pub fn join_view(
+        options: GroupOptions,
+        generation: u32,
+        interrupt: Interrupt,
+    ) -> Result<Group, NetError> {
         let (strategy, world) = (options.strategy, options.peers.len());
-        let handle = GroupHandle::join(options)?;
+        let handle = GroupHandle::join_view(options, generation, interrupt)?;
         let selection = Selection::new(strategy, world, None);
         Ok(Group { handle, selection, under_way: VecDeque::new(), buffers: 0 })
     }

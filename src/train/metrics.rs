@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::net::SelectionReport;
+use crate::protocol::membership::Change;
 
 use super::collective::Traffic;
 use super::server::ServerPlan;
@@ -119,6 +120,16 @@ pub struct ViewReport {
     /// A description of each member, by rank.
     pub members: Vec<String>,
     pub start_step: u64,
+    /// Who left and came since the view before, and why.
+    #[serde(default)]
+    pub changes: Vec<Change>,
+    /// How long the ring stood still before it: from the last completed step to the moment at which
+    /// all members held the same state again.
+    #[serde(default)]
+    pub stood_still_ms: f64,
+    /// Steps that were begun in the view before, and made anew in this one.
+    #[serde(default)]
+    pub redone_steps: u64,
 }
 
 /// `run.json`: the summary of a run.

@@ -12,6 +12,8 @@ pub mod run_folder;
 pub mod server;
 pub mod straggler;
 pub mod trainer;
+mod transfer;
 pub mod update;
+pub mod views;
 
 pub use trainer::{TrainError, Trainer};

@@ -1,6 +1,8 @@
 //! The run of one worker: epochs, evaluation, checkpoints, metrics. How a step is made is the
 //! matter of an [`Update`].
 
+use std::num::NonZero;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,8 +12,10 @@ use crate::config::RunConfig;
 use crate::data::{DataPlan, Dataset};
 use crate::model::initial::initial_parameters;
 use crate::model::layout::SCALE_COUNT;
+use crate::net::NetError;
 use crate::numerics::fixed_point::{INITIAL_MAXIMUM, Maxima};
-use crate::numerics::optimizer::Optimizer;
+use crate::numerics::optimizer::{Optimizer, StateError};
+use crate::protocol::membership::Ending;
 
 use super::checkpoint::{CheckpointError, Provenance};
 use super::collective::CollectiveError;
@@ -23,9 +27,10 @@ use super::metrics::{
 };
 use super::run_folder::{RunFolder, RunFolderError};
 use super::update::Update;
+use super::views::{Regrouped, Standing};
 
-/// The only view of a group whose members do not change.
-pub(super) const GENERATION: u32 = 0;
+/// No run has as many steps.
+const NOT_REPORTED: u64 = u64::MAX;
 
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,6 +51,10 @@ pub enum TrainError {
          not compute the same values twice"
     )]
     NotReproducible { step: u64 },
+    #[error("{0}")]
+    Parted(Box<Ending>),
+    #[error("the state that was handed over does not fit: {0}")]
+    State(#[from] StateError),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
@@ -116,10 +125,16 @@ pub struct Trainer {
     pub folder: Option<RunFolder>,
     /// Steps between checkpoints; the last state is always written.
     pub checkpoint_every: Option<u64>,
+    /// So many of the newest checkpoints are kept; none: all.
+    pub checkpoints_kept: Option<NonZero<usize>>,
     /// Start of the process, for `first_step_ms` and `wall_s`.
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
+    /// The run's folder, for a worker that writes nothing unless it becomes rank 0.
+    pub heir_of: Option<PathBuf>,
+    /// Comes into a run under way: the state is replaced by the others'.
+    pub joins: bool,
 }
 
 impl Trainer {
@@ -129,7 +144,13 @@ impl Trainer {
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
         let mut run = Run::new(self);
         let result = run.run(observer);
-        if matches!(result, Err(TrainError::Collective(_))) {
+        let quorum_is_lost =
+            |ending: &Ending| matches!(ending, Ending::NoQuorum { .. } | Ending::NoSuccessor(_));
+        if match &result {
+            Err(TrainError::Collective(_)) => true,
+            Err(TrainError::Parted(ending)) => quorum_is_lost(ending),
+            _ => false,
+        } {
             // The state is that of the last completed step: what the others did since is not lost.
             // Where it cannot be made whole any more, the last checkpoint stands.
             match run.trainer.update.complete(&mut run.trainer.state) {
@@ -152,16 +173,38 @@ impl Trainer {
     }
 }
 
+/// The view that the run begins with.
+fn first_view(trainer: &Trainer) -> ViewReport {
+    ViewReport {
+        generation: 0,
+        members: trainer.members.clone(),
+        start_step: trainer.state.step,
+        changes: Vec::new(),
+        stood_still_ms: 0.0,
+        redone_steps: 0,
+    }
+}
+
 /// A trainer under way.
 struct Run {
     trainer: Trainer,
     /// Durations of all steps, milliseconds.
     step_ms: Vec<f32>,
+    /// Of the epochs that are over.
     totals: StepTotals,
+    /// Of the epoch under way.
+    epoch_totals: StepTotals,
     redone_steps: u64,
     first_step_ms: Option<f64>,
-    /// Where the run began.
-    first_step: u64,
+    /// The step behind which the last report of an epoch was made.
+    reported: u64,
+    last_report: Option<EpochReport>,
+    /// A step is begun and not completed.
+    in_step: bool,
+    /// When the last step was completed, or the last change was over.
+    moved_at: Instant,
+    /// The views so far.
+    views: Vec<ViewReport>,
     /// What the collective was busy with in steps: not with digests and evaluations.
     comm_busy: Duration,
     last_step_event: Option<Instant>,
@@ -173,9 +216,14 @@ impl Run {
         Run {
             step_ms: Vec::new(),
             totals: StepTotals::default(),
+            epoch_totals: StepTotals::default(),
             redone_steps: 0,
             first_step_ms: None,
-            first_step: trainer.state.step,
+            reported: trainer.state.step,
+            last_report: None,
+            in_step: false,
+            moved_at: Instant::now(),
+            views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
             stopped: false,
@@ -197,23 +245,28 @@ impl Run {
             total_steps,
             steps_per_epoch,
         }));
-        self.trainer.update.check_replicas(&self.trainer.state)?;
-
-        let mut last = None;
-        while self.trainer.state.step < total_steps && !self.stopped {
-            let epoch = self.trainer.state.step / steps_per_epoch;
-            let end = total_steps.min((epoch + 1) * steps_per_epoch);
-            last = Some(self.run_epoch(epoch, end, total_steps, observer)?);
+        let mut checked = if self.trainer.joins {
+            let joins = NetError::Interrupted("this worker joins a run under way".to_owned());
+            Err(CollectiveError::Net(joins).into())
+        } else {
+            self.trainer.update.check_replicas(&self.trainer.state)
+        };
+        // Each round ends with the run's end, or with a change of the group.
+        while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
+            match error {
+                TrainError::Collective(error) => self.regroup(error, observer)?,
+                error => return Err(error),
+            }
+            checked = Ok(());
         }
-        let last = match last {
+        let last = match self.last_report.take() {
             Some(report) => report,
             // A finished run was resumed: there is nothing to train, but there is a result.
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
                 self.trainer.folder = None;
-                let epoch = self.trainer.state.step.div_ceil(steps_per_epoch);
-                self.report_epoch(epoch, &StepTotals::default(), observer)?
+                self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
         self.trainer.update.complete(&mut self.trainer.state)?;
@@ -225,45 +278,114 @@ impl Run {
         Ok(summary)
     }
 
-    /// Trains until `end` steps are completed, which lies within this epoch, then evaluates.
-    fn run_epoch(
-        &mut self,
-        epoch: u64,
-        end: u64,
-        total_steps: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<EpochReport, TrainError> {
-        let mut totals = StepTotals::default();
-        while self.trainer.state.step < end && !self.stopped {
-            let report = self.run_step(epoch, &mut totals)?;
-            if let Some(folder) = &mut self.trainer.folder {
-                folder.sample_step(&report)?;
-            }
-            let every = self.trainer.checkpoint_every;
-            if every.is_some_and(|every| report.step % every == 0 && report.step < total_steps) {
-                self.trainer.update.complete(&mut self.trainer.state)?;
-                self.write_checkpoint(observer)?;
-            }
-            if self.totals.steps + totals.steps == 1 {
-                self.tell_selections(observer);
-            }
-            if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
-                self.last_step_event = Some(Instant::now());
-                observer.event(Event::Step(report));
+    /// Trains to the end, with an evaluation behind each epoch and behind the last step. It goes on
+    /// from wherever the state is, so it may be called again after a failure.
+    fn train(&mut self, total_steps: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let samples = self.trainer.dataset.train.labels.len();
+        let steps_per_epoch = self.trainer.config.steps_per_epoch(samples);
+        loop {
+            let step = self.trainer.state.step;
+            let over = step >= total_steps || self.stopped;
+            if (over || step.is_multiple_of(steps_per_epoch)) && step != self.reported {
+                self.trainer.update.check_replicas(&self.trainer.state)?;
+                let report = self.report_epoch(step.div_ceil(steps_per_epoch), observer)?;
+                self.totals.add(&std::mem::take(&mut self.epoch_totals));
+                self.last_report = Some(report);
+                self.reported = step;
+            } else if over {
+                return Ok(());
+            } else {
+                self.train_step(step / steps_per_epoch, total_steps, observer)?;
             }
         }
-        self.totals.add(&totals);
-        self.trainer.update.check_replicas(&self.trainer.state)?;
-        self.report_epoch(epoch + 1, &totals, observer)
     }
 
+    /// One step and what is due behind it.
+    fn train_step(
+        &mut self,
+        epoch: u64,
+        total_steps: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let report = self.run_step(epoch)?;
+        if let Some(folder) = &mut self.trainer.folder {
+            folder.sample_step(&report)?;
+        }
+        let every = self.trainer.checkpoint_every;
+        if every.is_some_and(|every| report.step % every == 0 && report.step < total_steps) {
+            self.trainer.update.complete(&mut self.trainer.state)?;
+            self.write_checkpoint(observer)?;
+        }
+        if self.totals.steps + self.epoch_totals.steps == 1 {
+            self.tell_selections(observer);
+        }
+        if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
+            self.last_step_event = Some(Instant::now());
+            observer.event(Event::Step(report));
+        }
+        Ok(())
+    }
+
+    /// Goes on in the next view, if there is one.
+    fn regroup(
+        &mut self,
+        error: CollectiveError,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        tracing::debug!("the group broke: {error}");
+        let step = self.trainer.state.step;
+        let standing = Standing { reported: step == self.reported, stopped: self.stopped };
+        let outcome = self.trainer.update.regroup(&mut self.trainer.state, standing, error)?;
+        let Regrouped { view, rank, standing } = outcome;
+        let now_at = self.trainer.state.step;
+        self.stopped = standing.stopped;
+        // Whoever had reported already does so again, if anybody has not.
+        if standing.reported {
+            self.reported = now_at;
+        } else if now_at == self.reported {
+            self.reported = NOT_REPORTED;
+        }
+        let redone = u64::from(std::mem::take(&mut self.in_step) && now_at == step);
+        let stood_still = self.moved_at.elapsed();
+        self.moved_at = Instant::now();
+        self.redone_steps += redone;
+        if rank == 0
+            && self.trainer.folder.is_none()
+            && let Some(path) = &self.trainer.heir_of
+        {
+            let mut folder = RunFolder::take_over(path, now_at)?;
+            if let Some(report) = self.last_report.as_ref().filter(|report| report.step == now_at) {
+                folder.append(&MetricsLine::Epoch(report.clone()))?;
+            }
+            self.trainer.folder = Some(folder);
+        }
+        let seconds = stood_still.as_secs_f64();
+        let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
+        observer.event(Event::Notice { text });
+        self.views.push(ViewReport {
+            generation: view.generation,
+            members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
+            start_step: view.start_step,
+            changes: view.changes,
+            stood_still_ms: milliseconds(stood_still),
+            redone_steps: redone,
+        });
+        Ok(())
+    }
+
+    /// Evaluates, and reports the epoch (counted from 1) that ends with the last step.
     fn report_epoch(
         &mut self,
         epoch: u64,
-        totals: &StepTotals,
         observer: &mut dyn Observer,
     ) -> Result<EpochReport, TrainError> {
         let evaluation = self.trainer.update.evaluate(&self.trainer.state)?;
+        let step = self.trainer.state.step;
+        if let Some(report) = self.last_report.as_ref().filter(|report| report.step == step) {
+            // Another worker had not come as far when the group broke.
+            return Ok(report.clone());
+        }
+        let totals = &self.epoch_totals;
         let report = EpochReport {
             epoch,
             step: self.trainer.state.step,
@@ -302,15 +424,18 @@ impl Run {
     }
 
     /// One optimizer update.
-    fn run_step(&mut self, epoch: u64, totals: &mut StepTotals) -> Result<StepReport, TrainError> {
+    fn run_step(&mut self, epoch: u64) -> Result<StepReport, TrainError> {
         let began = Instant::now();
+        self.in_step = true;
         let outcome = self.trainer.update.step(&mut self.trainer.state)?;
+        self.in_step = false;
+        self.moved_at = Instant::now();
         self.stopped = outcome.stop;
         self.redone_steps += u64::from(outcome.redone);
         self.comm_busy += outcome.comm_busy;
 
         let wall = began.elapsed();
-        totals.add(&StepTotals {
+        self.epoch_totals.add(&StepTotals {
             steps: 1,
             samples: u64::from(outcome.samples),
             loss_sum: outcome.loss_sum,
@@ -339,6 +464,9 @@ impl Run {
         let run =
             Provenance { config: &trainer.config, data: &trainer.data, dataset: &trainer.dataset };
         let path = folder.write_checkpoint(run, &trainer.state)?;
+        if let Some(kept) = trainer.checkpoints_kept {
+            folder.remove_checkpoints_before(trainer.state.step, kept)?;
+        }
         observer.event(Event::Checkpoint { path, step: trainer.state.step });
         Ok(())
     }
@@ -384,11 +512,7 @@ impl Run {
             traffic: report.traffic,
             waited_ms: report.waited_ms,
             server: report.server,
-            views: vec![ViewReport {
-                generation: GENERATION,
-                members: trainer.members.clone(),
-                start_step: self.first_step,
-            }],
+            views: self.views.clone(),
             redone_steps: self.redone_steps,
             params_sha256: hex(&parameters_sha256(&trainer.state.parameters)),
             wall_s: trainer.started_at.elapsed().as_secs_f64(),

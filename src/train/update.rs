@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use crate::net::SelectionReport;
 
-use super::collective::Traffic;
+use super::collective::{CollectiveError, Traffic};
 use super::engine::EngineDescription;
 use super::evaluate::Evaluation;
 use super::metrics::{ServedStep, ServerReport};
 use super::trainer::{TrainError, TrainingState};
+use super::views::{Regrouped, Standing};
 
 /// Makes steps, and does among the workers whatever else a run needs of them.
 ///
@@ -28,6 +29,20 @@ pub trait Update: Send {
 
     /// Fails if any worker holds another state.
     fn check_replicas(&mut self, state: &TrainingState) -> Result<(), TrainError>;
+
+    /// Goes on after a failure, with the workers that are left: the state is then that with which
+    /// their view begins.
+    ///
+    /// # Errors
+    /// The failure itself, where nothing can be done about it.
+    fn regroup(
+        &mut self,
+        _state: &mut TrainingState,
+        _standing: Standing,
+        error: CollectiveError,
+    ) -> Result<Regrouped, TrainError> {
+        Err(error.into())
+    }
 
     /// Workers that take part.
     fn workers(&self) -> usize;
