@@ -15,9 +15,9 @@ use annulet::train::metrics::{MetricsLine, RunSummary};
 use annulet::train::server::{ServerPlan, StalenessLr};
 use annulet::train::trainer::TrainingState;
 
-/// 200 samples in batches of 48: the last step of an epoch is short, and its shares are unequal.
-const SAMPLES: usize = 200;
-const STEPS: u64 = 7;
+/// 100 samples in batches of 48: the last step of an epoch is short, and its shares are unequal.
+const SAMPLES: usize = 100;
+const STEPS: u64 = 5;
 
 fn plan(servers: Option<ServerPlan>) -> WorkerPlan {
     WorkerPlan {

@@ -1,9 +1,9 @@
 //! Steps by parameter servers: workers compute gradients, servers hold parameters and apply them.
 //!
 //! [`protocol::parameter_server`](crate::protocol::parameter_server) decides, and
-//! [`net::star`](crate::net::star) carries. A server's numbers are a [`slice`]; its [`node`] does what
-//! the decisions say. The first server is the coordinator: it runs the trainer, whose
-//! [`Update`](super::update::Update) is the one in [`update`], and hands out tasks; a [`worker`]
+//! [`net::star`](crate::net::star) carries. A server's numbers are a slice; a [`ServerNode`] does what the
+//! decisions say. The first server is the coordinator: it runs the trainer, whose
+//! [`Update`](super::update::Update) is a [`Coordinator`], and hands out tasks; a [`ServedWorker`]
 //! computes what it is told.
 //!
 //! **The learning rate of a push** in the asynchronous modes is that of its step, times the push's
