@@ -10,7 +10,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`config`] | the validated run configuration and its digest |
-//! | [`protocol`] | decisions without IO: collectives and parameter servers as state machines, the cost model |
+//! | [`protocol`] | decisions without IO: collectives, parameter servers and membership as state machines, the cost model |
 //! | [`model`] | LeNet as data: layers, shapes, parameter layout, initial values |
 //! | [`numerics`] | exact fixed-point sums, the optimizer in strict `f32` |
 //! | [`reference`](mod@reference) | forward and backward in plain Rust: the oracle of the shaders |

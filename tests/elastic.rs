@@ -27,6 +27,10 @@ fn quiet_sha256() -> &'static str {
     })
 }
 
+/// The launcher tells deaths at once. Where nobody stands still, a timeout as long as this one keeps
+/// a busy machine from being taken for a dead worker.
+const PATIENT: [&str; 2] = ["--failure-timeout", "60"];
+
 /// Starts a run with so many workers and waits until it has made some steps.
 fn start(out: &Path, mark: &str, workers: usize, more: &[&str]) -> Launcher {
     let count = workers.to_string();
@@ -52,7 +56,7 @@ fn finish(launcher: &mut Launcher, out: &Path) -> Value {
 fn survive(mark: &str, count: usize, ranks: &[usize], name: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let mut launcher = start(&out, mark, count, &[]);
+    let mut launcher = start(&out, mark, count, &PATIENT);
     let all = workers(mark);
     assert_eq!(all.len(), count);
     ranks.iter().for_each(|&rank| signal(all[rank], name));
@@ -105,7 +109,7 @@ fn a_terminated_worker_is_missed_as_little() {
 fn a_worker_that_stands_still_is_left_behind_and_never_wakes() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let mut launcher = start(&out, "still", 3, &["--failure-timeout", "1"]);
+    let mut launcher = start(&out, "still", 3, &["--failure-timeout", "3"]);
     // The writer of the folder.
     let victim = workers("still")[0];
     signal(victim, "STOP");
@@ -118,7 +122,7 @@ fn a_worker_that_stands_still_is_left_behind_and_never_wakes() {
 fn with_too_few_left_the_run_stops_and_can_be_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let mut launcher = start(&out, "few", 3, &["--min-workers", "3"]);
+    let mut launcher = start(&out, "few", 3, &["--min-workers", "3", "--failure-timeout", "60"]);
     signal(workers("few")[1], "KILL");
     assert_eq!(exit_code(&mut launcher.0), Some(5));
     let text = stderr_of(&mut launcher.0);
@@ -140,7 +144,7 @@ fn a_lost_worker_is_replaced() {
     let quiet = train(&folder.path().join("quiet"), &[&long, RUN].concat());
     let out = folder.path().join("run");
     let more = ["--workers", "3", "--steps", "700", "--restart", "1"];
-    let mut launcher = common::processes::start(&out, "restart", &[&more, RUN].concat());
+    let mut launcher = common::processes::start(&out, "restart", &[&more, RUN, &PATIENT].concat());
     signal(workers("restart")[0], "KILL");
     let code = exit_code(&mut launcher.0);
     let text = stderr_of(&mut launcher.0);
@@ -170,7 +174,7 @@ fn random_schedules_end_with_the_quiet_runs_result() {
         let folder = tempfile::tempdir().unwrap();
         let (out, mark) = (folder.path().join("run"), format!("random-{seed}"));
         let size = 2 + below(3);
-        let mut launcher = start(&out, &mark, size, &[]);
+        let mut launcher = start(&out, &mark, size, &PATIENT);
         let mut lines = 3;
         for _ in 1..size {
             lines += below(6);

@@ -8,6 +8,7 @@
 
 mod checks;
 mod engine;
+mod events;
 mod network;
 mod node;
 mod random;

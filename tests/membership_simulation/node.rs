@@ -6,7 +6,7 @@ use annulet::protocol::membership::{Ending, MemberId, Membership, View};
 use annulet::protocol::time::Time;
 
 use super::engine::State;
-use super::world::Event;
+use super::events::Event;
 
 pub struct Node {
     pub membership: Membership,

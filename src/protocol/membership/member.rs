@@ -143,7 +143,7 @@ impl Membership {
                 }
             }
             Phase::Halted { propose_at, proposal: None } if now >= *propose_at => self.propose(now),
-            Phase::Halted { proposal: Some(_), .. } => self.advance(now),
+            Phase::Halted { proposal: Some(_), .. } => self.expire(now),
             _ => {}
         }
     }
@@ -392,7 +392,10 @@ impl Membership {
         {
             *propose_at = (*propose_at).min(now + turn);
         }
-        self.handle_timeout(now);
+        match self.phase {
+            Phase::Halted { proposal: Some(_), .. } => self.advance(now),
+            _ => self.handle_timeout(now),
+        }
     }
 
     /// Asks the owner to stop working, if it still works.

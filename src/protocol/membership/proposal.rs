@@ -37,10 +37,20 @@ pub(super) struct Proposal {
     /// The successor that was accepted with the highest ballot, among those who promised.
     accepted: Option<(Ballot, Box<View>)>,
     pub(super) stage: Stage,
-    /// When the stage has taken too long.
+    /// When the stage's patience grows less.
     pub(super) deadline: Time,
+    pub(super) patience: Patience,
     /// Until when suspects are waited for that may be alive after all.
     pub(super) grace: Option<Time>,
+}
+
+/// How much longer a stage waits for answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    Whole,
+    /// Only for what has come already and is not read yet.
+    LastCall,
+    Over,
 }
 
 #[derive(Clone, Debug)]
@@ -60,6 +70,7 @@ impl Proposal {
             accepted: None,
             stage: Stage::Preparing,
             deadline,
+            patience: Patience::Whole,
             grace,
         }
     }
@@ -94,7 +105,7 @@ impl Proposal {
             Some((_, view)) => view.clone(),
             None => Box::new(decide(&self.answered)?),
         };
-        self.deadline = deadline;
+        (self.deadline, self.patience) = (deadline, Patience::Whole);
         self.stage = Stage::Accepting { view: view.clone(), accepted_by: BTreeSet::new() };
         Ok(view)
     }

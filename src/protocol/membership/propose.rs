@@ -3,7 +3,7 @@
 use super::action::Ending;
 use super::member::{Membership, Phase};
 use super::message::{Ballot, Message, Party};
-use super::proposal::{Acceptors, Proposal, Stage};
+use super::proposal::{Acceptors, Patience, Proposal, Stage};
 use super::successor::{Facts, successor};
 use super::view::{MemberId, View};
 use crate::protocol::time::Time;
@@ -34,24 +34,39 @@ impl Membership {
         self.advance(now);
     }
 
-    /// Takes the proposal as far as the answers and the time allow.
-    pub(super) fn advance(&mut self, now: Time) {
+    /// The time is over that the proposal had, or that suspects had to answer.
+    ///
+    /// If this process stood still itself, the answers may have come long ago and be waiting to be
+    /// read, so the others must not be judged by its clock: whoever wakes up late waits anew, and
+    /// nobody is given up before a last call.
+    pub(super) fn expire(&mut self, now: Time) {
+        let stagger = self.settings.stagger();
         let Phase::Halted { proposal: Some(proposal), .. } = &mut self.phase else { return };
-        let overslept = now.since(proposal.deadline) > self.settings.stagger();
-        if overslept {
-            // This process stood still itself. The answers may have come long ago and be waiting to
-            // be read, so the others must not be judged by its clock.
+        let overslept = |at: Time| now.since(at) > stagger;
+        if overslept(proposal.deadline) || proposal.grace.is_some_and(overslept) {
             proposal.deadline = now + self.settings.answer_wait();
             proposal.grace = proposal.grace.map(|_| now + self.settings.grace());
+        } else if now >= proposal.deadline {
+            if proposal.patience == Patience::LastCall {
+                proposal.patience = Patience::Over;
+            } else {
+                proposal.patience = Patience::LastCall;
+                proposal.deadline = now + stagger;
+            }
         }
         proposal.grace = proposal.grace.filter(|&grace| now < grace);
+        self.advance(now);
+    }
+
+    /// Takes the proposal as far as the answers allow.
+    pub(super) fn advance(&mut self, now: Time) {
         let Phase::Halted { proposal: Some(proposal), .. } = &self.phase else { return };
         let view = self.view.as_ref().expect("only members halt");
         match &proposal.stage {
             Stage::Preparing => {
                 let promised = |party| proposal.has_promised(party);
                 let quorum = self.settings.acceptors.are_quorum(view, promised);
-                let late = now >= proposal.deadline;
+                let late = proposal.patience == Patience::Over;
                 let waiting = view.ids().any(|id| {
                     !promised(id.into())
                         && match self.suspects.get(&id) {
@@ -68,7 +83,7 @@ impl Membership {
             Stage::Accepting { .. } => {
                 if let Some(next) = proposal.chosen(self.settings.acceptors, view) {
                     self.commit(*next);
-                } else if now >= proposal.deadline {
+                } else if proposal.patience == Patience::Over {
                     self.propose(now);
                 }
             }
