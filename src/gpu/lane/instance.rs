@@ -180,7 +180,8 @@ impl Instance {
         self.room.tiles
     }
 
-    /// Submits forward and backward over training samples; at most [`Instance::tiles_max`] tiles.
+    /// Submits the forward pass over training samples, at most [`Instance::tiles_max`] tiles, and
+    /// the fully connected layers' backward pass. [`Instance::begin_conv`] submits the rest.
     pub fn begin(
         &mut self,
         texels: &[[f32; 4]],
@@ -193,13 +194,21 @@ impl Instance {
         self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
         let bytes = dense_bytes(self.samples);
         self.room.dense_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
+        Ok(())
+    }
 
+    /// Submits the convolutions' backward pass of the step that was begun, if one was. The driver
+    /// may block until the device has finished what was submitted before: wgpu chains submissions
+    /// by binary semaphores, and lavapipe takes a wait for one only when it has been signalled.
+    pub fn begin_conv(&mut self) {
+        if self.dense.is_none() {
+            return;
+        }
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         self.encode_conv_backward(&mut encoder);
         self.conv = Some(self.gpu.queue.submit([encoder.finish()]));
         self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
         self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
-        Ok(())
     }
 
     /// Submits the forward pass over test samples.

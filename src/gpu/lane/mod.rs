@@ -127,6 +127,8 @@ impl KernelSet for LaneSet {
                     instance.begin(&self.texels, &rest[share], fixed_point)?;
                 }
             }
+            // Once all are at work, since this may block.
+            self.instances.iter_mut().for_each(Instance::begin_conv);
             rest = &rest[done..];
             if rest.is_empty() {
                 return Ok(());
