@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::GpuError;
 use super::device::{AdapterChoice, AdapterKind, AdapterReport, Gpu};
 use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
+use super::timing::{self, KernelTimes};
 use crate::config::Kernels;
 use crate::data::dataset::Dataset;
 use crate::model::layers::ModelKind;
@@ -64,6 +66,12 @@ pub(super) trait KernelSet: Send {
         samples: Range<u32>,
         logits: &mut Vec<f32>,
     ) -> Result<(), GpuError>;
+
+    /// Time spent waiting for devices.
+    fn waited(&self) -> Duration;
+
+    /// Times each kernel over the samples of the last step.
+    fn time_kernels(&mut self) -> Result<KernelTimes, GpuError>;
 }
 
 /// Computes gradients on a GPU; see [`GradientEngine`](crate::train::engine::GradientEngine) for
@@ -101,7 +109,7 @@ impl Engine {
         if settings.kernels == Kernels::Reference {
             return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
         }
-        let gpu = Gpu::open(&settings.adapter, lane::FEATURES)?;
+        let gpu = Gpu::open(&settings.adapter, lane::FEATURES | timing::FEATURES)?;
         let lanes = match settings.kernels {
             Kernels::Auto => gpu.report().kind == AdapterKind::Software,
             kernels => kernels == Kernels::Lane,
@@ -167,6 +175,21 @@ impl Engine {
             return Ok(());
         }
         self.set.logits(parameters, samples, logits)
+    }
+
+    /// Time spent waiting for devices since the engine was opened: what calls take beyond that is
+    /// the host's own.
+    pub fn waited(&self) -> Duration {
+        self.set.waited()
+    }
+
+    /// Times each kernel over the samples of the last step, whose words are lost.
+    ///
+    /// # Panics
+    /// If no step was made.
+    pub fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
+        assert!(self.step == Step::Submitted, "a step comes first");
+        self.set.time_kernels()
     }
 
     /// The adapter that computes.

@@ -5,6 +5,7 @@ pub mod engine;
 mod lane;
 pub mod portable;
 pub mod shader;
+pub mod timing;
 
 pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, adapters_for, list_adapters};
 pub use engine::{Engine, EngineSettings, Sums};

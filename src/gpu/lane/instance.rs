@@ -10,6 +10,7 @@ use super::layout::{
 use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
+use crate::gpu::timing::{KernelTimes, Stopwatch};
 use crate::model::layout::SCALE_COUNT;
 use crate::numerics::fixed_point::FixedPoint;
 
@@ -46,7 +47,46 @@ enum Stage {
 }
 
 impl Stage {
-    const COUNT: usize = Stage::Conv1SumTiles as usize + 1;
+    /// In the order in which they run.
+    const ALL: [Stage; 16] = [
+        Stage::Conv1Forward,
+        Stage::Conv2Forward,
+        Stage::Dense1Forward,
+        Stage::Dense2Forward,
+        Stage::Head,
+        Stage::Dense3BackwardInput,
+        Stage::Dense3BackwardWeights,
+        Stage::Dense2BackwardInput,
+        Stage::Dense2BackwardWeights,
+        Stage::Dense1BackwardWeights,
+        Stage::Dense1BackwardInput,
+        Stage::Conv2BackwardInput,
+        Stage::Conv2BackwardWeights,
+        Stage::Conv1BackwardWeights,
+        Stage::Conv2SumTiles,
+        Stage::Conv1SumTiles,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Stage::Conv1Forward => "conv1 forward",
+            Stage::Conv2Forward => "conv2 forward",
+            Stage::Dense1Forward => "fc1 forward",
+            Stage::Dense2Forward => "fc2 forward",
+            Stage::Head => "fc3 forward, loss",
+            Stage::Dense3BackwardInput => "fc3 backward input",
+            Stage::Dense2BackwardInput => "fc2 backward input",
+            Stage::Dense1BackwardInput => "fc1 backward input",
+            Stage::Dense3BackwardWeights => "fc3 backward weights",
+            Stage::Dense2BackwardWeights => "fc2 backward weights",
+            Stage::Dense1BackwardWeights => "fc1 backward weights",
+            Stage::Conv2BackwardInput => "conv2 backward input",
+            Stage::Conv2BackwardWeights => "conv2 backward weights",
+            Stage::Conv1BackwardWeights => "conv1 backward weights",
+            Stage::Conv2SumTiles => "conv2 sums",
+            Stage::Conv1SumTiles => "conv1 sums",
+        }
+    }
 
     /// The stages of a kernel.
     const fn of(kernel: Kernel) -> &'static [Stage] {
@@ -110,7 +150,7 @@ pub(super) struct Instance {
     fixed: Fixed,
     room: Room,
     /// By [`Stage`]; all are there once every kernel is compiled.
-    stages: [Option<BoundStage>; Stage::COUNT],
+    stages: [Option<BoundStage>; Stage::ALL.len()],
     /// Samples of the submission and the tiles that they fill.
     samples: usize,
     tiles: u32,
@@ -130,7 +170,7 @@ impl Instance {
             gpu,
             fixed,
             room,
-            stages: [const { None }; Stage::COUNT],
+            stages: [const { None }; Stage::ALL.len()],
             samples: 0,
             tiles: 0,
             sample_words: Vec::new(),
@@ -180,8 +220,8 @@ impl Instance {
         self.room.tiles
     }
 
-    /// Submits the forward pass over training samples, at most [`Instance::tiles_max`] tiles, and
-    /// the fully connected layers' backward pass. [`Instance::begin_conv`] submits the rest.
+    /// Submits the first half of a step over training samples, at most [`Instance::tiles_max`]
+    /// tiles: the forward pass and the fully connected layers' backward pass.
     pub fn begin(
         &mut self,
         texels: &[[f32; 4]],
@@ -194,21 +234,24 @@ impl Instance {
         self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
         let bytes = dense_bytes(self.samples);
         self.room.dense_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
+        self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
         Ok(())
     }
 
-    /// Submits the convolutions' backward pass of the step that was begun, if one was. The driver
-    /// may block until the device has finished what was submitted before: wgpu chains submissions
-    /// by binary semaphores, and lavapipe takes a wait for one only when it has been signalled.
-    pub fn begin_conv(&mut self) {
-        if self.dense.is_none() {
-            return;
-        }
+    /// Waits for the first half of a step, if it is under way, and submits the second: the
+    /// convolutions' backward pass.
+    ///
+    /// Submitted together with the first, it would make lavapipe block until that has run, and
+    /// another device's work would have to wait for its turn: wgpu chains submissions by binary
+    /// semaphores, and the driver takes a wait for one only when it has been signalled.
+    pub fn continue_step(&mut self) -> Result<(), GpuError> {
+        let Some(dense) = self.dense.clone() else { return Ok(()) };
+        self.gpu.wait(Some(dense))?;
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         self.encode_conv_backward(&mut encoder);
         self.conv = Some(self.gpu.queue.submit([encoder.finish()]));
         self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
-        self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        Ok(())
     }
 
     /// Submits the forward pass over test samples.
@@ -255,6 +298,18 @@ impl Instance {
         let Some(submission) = self.logits.take() else { return Ok(()) };
         let bytes = logits_bytes(self.tiles);
         self.read(submission, &self.room.logits_readback, bytes, |quads| read(quads, self.samples))
+    }
+
+    /// Times each stage alone over the last step's samples, and the copies between them.
+    pub fn time_stages(&mut self) -> Result<KernelTimes, GpuError> {
+        let mut stopwatch = Stopwatch::new(&self.gpu)?;
+        for stage in Stage::ALL {
+            stopwatch.time(stage.name(), |encoder| self.run(encoder, &[stage]))?;
+        }
+        stopwatch.time("copies to textures", |encoder| {
+            self.room.planes().for_each(|plane| plane.copy(encoder, self.tiles));
+        })?;
+        Ok(stopwatch.finish())
     }
 
     /// Waits for a submission whose result is being mapped, and hands the result to `read`.

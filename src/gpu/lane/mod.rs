@@ -12,6 +12,7 @@ mod resources;
 mod start;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use self::instance::Instance;
 use self::layout::{
@@ -23,6 +24,7 @@ use self::start::open_devices;
 use super::GpuError;
 use super::device::{AdapterReport, Gpu};
 use super::engine::{EngineSettings, KernelSet, Sums};
+use super::timing::KernelTimes;
 use crate::model::layers::CLASSES;
 use crate::model::layout::{BUCKETS, DENSE_BUCKET, STATISTIC_WORDS};
 use crate::numerics::fixed_point::FixedPoint;
@@ -70,9 +72,13 @@ impl LaneSet {
         })
     }
 
-    /// Waits for one step's share of every device that has one and adds it to the totals.
+    /// Waits for the first half of every device's share of the step and adds it to the totals.
     fn collect_dense(&mut self) -> Result<(), GpuError> {
         let LaneSet { instances, sums, dense, statistics, .. } = self;
+        // Each has work again before any result is looked at.
+        for instance in &mut *instances {
+            instance.continue_step()?;
+        }
         for instance in instances {
             instance.finish_dense(|result| {
                 dense.add(*sums, result.sums, result.maxima);
@@ -127,8 +133,6 @@ impl KernelSet for LaneSet {
                     instance.begin(&self.texels, &rest[share], fixed_point)?;
                 }
             }
-            // Once all are at work, since this may block.
-            self.instances.iter_mut().for_each(Instance::begin_conv);
             rest = &rest[done..];
             if rest.is_empty() {
                 return Ok(());
@@ -188,6 +192,14 @@ impl KernelSet for LaneSet {
             }
         }
         Ok(())
+    }
+
+    fn waited(&self) -> Duration {
+        self.instances.iter().map(|instance| instance.gpu().waited()).sum()
+    }
+
+    fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
+        self.instances[0].time_stages()
     }
 }
 

@@ -209,6 +209,26 @@ impl Room {
             logits_readback: readback(gpu, "logits readback", logits_bytes(tiles)),
         }
     }
+
+    /// Everything that is copied from a buffer to a texture.
+    pub fn planes(&self) -> impl Iterator<Item = &Plane> {
+        [
+            &self.pooled1,
+            &self.slopes1,
+            &self.pooled2,
+            &self.slopes2,
+            &self.hidden1,
+            &self.hidden2,
+            &self.d_logits,
+            &self.d_hidden2,
+            &self.d_hidden1,
+            &self.d_pooled2,
+            &self.d_pooled1,
+            &self.partials2,
+            &self.partials1,
+        ]
+        .into_iter()
+    }
 }
 
 /// Bytes of the statistics of whole tiles that hold so many samples.
