@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use super::kernels::{Kernel, Sources};
 use super::layout::{
-    CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA_FIRST, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
-    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
+    CONV_SUMS, CONV1_MAXIMA, CONV1_SUMS, CONV1_UNITS, CONV2_MAXIMA, CONV2_SUMS, DENSE_MAXIMA,
+    DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
 };
 use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::gpu::timing::{KernelTimes, Stopwatch};
+use crate::model::layers::CONV2;
 use crate::model::layout::SCALE_COUNT;
 use crate::numerics::fixed_point::FixedPoint;
 
@@ -42,13 +43,12 @@ enum Stage {
     Conv2BackwardInput,
     Conv2BackwardWeights,
     Conv1BackwardWeights,
-    Conv2SumTiles,
     Conv1SumTiles,
 }
 
 impl Stage {
     /// In the order in which they run.
-    const ALL: [Stage; 16] = [
+    const ALL: [Stage; 15] = [
         Stage::Conv1Forward,
         Stage::Conv2Forward,
         Stage::Dense1Forward,
@@ -63,7 +63,6 @@ impl Stage {
         Stage::Conv2BackwardInput,
         Stage::Conv2BackwardWeights,
         Stage::Conv1BackwardWeights,
-        Stage::Conv2SumTiles,
         Stage::Conv1SumTiles,
     ];
 
@@ -83,7 +82,6 @@ impl Stage {
             Stage::Conv2BackwardInput => "conv2 backward input",
             Stage::Conv2BackwardWeights => "conv2 backward weights",
             Stage::Conv1BackwardWeights => "conv1 backward weights",
-            Stage::Conv2SumTiles => "conv2 sums",
             Stage::Conv1SumTiles => "conv1 sums",
         }
     }
@@ -108,7 +106,7 @@ impl Stage {
             Kernel::Conv2BackwardInput => &[Stage::Conv2BackwardInput],
             Kernel::Conv2BackwardWeights => &[Stage::Conv2BackwardWeights],
             Kernel::Conv1BackwardWeights => &[Stage::Conv1BackwardWeights],
-            Kernel::SumTiles => &[Stage::Conv2SumTiles, Stage::Conv1SumTiles],
+            Kernel::SumTiles => &[Stage::Conv1SumTiles],
         }
     }
 
@@ -132,10 +130,9 @@ impl Stage {
             Stage::Dense2BackwardWeights => weights(&DENSE2),
             Stage::Dense3BackwardWeights => weights(&DENSE3),
             Stage::Conv2BackwardInput => (14, tiles),
-            Stage::Conv2BackwardWeights => (CONV2_UNITS as u32, tiles),
+            Stage::Conv2BackwardWeights => (CONV2.in_channels as u32, 1),
             Stage::Conv1BackwardWeights => (CONV1_UNITS as u32, tiles),
-            Stage::Conv2SumTiles => ((CONV1_MAXIMA_FIRST / LANES) as u32, 1),
-            Stage::Conv1SumTiles => (((CONV_MAXIMA - CONV1_MAXIMA_FIRST) / LANES) as u32, 1),
+            Stage::Conv1SumTiles => ((CONV1_MAXIMA / LANES) as u32, 1),
         }
     }
 }
@@ -420,20 +417,21 @@ impl Instance {
     }
 
     fn encode_conv_backward(&self, encoder: &mut wgpu::CommandEncoder) {
-        let Room { d_pooled2, d_pooled1, partials2, partials1, .. } = &self.room;
+        let Room { d_pooled2, d_pooled1, partials1, .. } = &self.room;
         let tiles = self.tiles;
         self.run(encoder, &[Stage::Dense1BackwardInput]);
         d_pooled2.copy(encoder, tiles);
         self.run(encoder, &[Stage::Conv2BackwardInput, Stage::Conv2BackwardWeights]);
         d_pooled1.copy(encoder, tiles);
-        partials2.copy(encoder, tiles);
-        self.run(encoder, &[Stage::Conv1BackwardWeights, Stage::Conv2SumTiles]);
+        self.run(encoder, &[Stage::Conv1BackwardWeights]);
         partials1.copy(encoder, tiles);
         self.run(encoder, &[Stage::Conv1SumTiles]);
 
         let parts = [
-            (&self.fixed.conv_sums, CONV_SUMS as u64 * TEXEL_BYTES),
-            (&self.fixed.conv_maxima, CONV_MAXIMA as u64 * 4),
+            (&self.fixed.conv2_sums, CONV2_SUMS as u64 * TEXEL_BYTES),
+            (&self.fixed.conv1_sums, CONV1_SUMS as u64 * TEXEL_BYTES),
+            (&self.fixed.conv2_maxima, CONV2_MAXIMA as u64 * 4),
+            (&self.fixed.conv1_maxima, CONV1_MAXIMA as u64 * 4),
         ];
         gather(encoder, &parts, &self.fixed.conv_readback);
     }
@@ -464,9 +462,7 @@ impl Instance {
         let normalization = buffer(&fixed.normalization);
         let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
         let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
-        let [conv1, conv2] = fixed.conv.each_ref().map(buffer);
         let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
-        let (conv_sums, conv_maxima) = (buffer(&fixed.conv_sums), buffer(&fixed.conv_maxima));
         let resources = match stage {
             Stage::Conv1Forward => vec![
                 samples,
@@ -539,10 +535,13 @@ impl Instance {
                 room.d_pooled1.written(),
             ],
             Stage::Conv2BackwardWeights => vec![
+                scales,
+                tiles,
                 room.pooled1.read(),
                 room.d_pooled2.read(),
                 room.slopes2.read(),
-                room.partials2.written(),
+                buffer(&fixed.conv2_sums),
+                buffer(&fixed.conv2_maxima),
             ],
             Stage::Conv1BackwardWeights => vec![
                 samples,
@@ -552,12 +551,13 @@ impl Instance {
                 room.slopes1.read(),
                 room.partials1.written(),
             ],
-            Stage::Conv2SumTiles => {
-                vec![scales, conv2, tiles, room.partials2.read(), conv_sums, conv_maxima]
-            }
-            Stage::Conv1SumTiles => {
-                vec![scales, conv1, tiles, room.partials1.read(), conv_sums, conv_maxima]
-            }
+            Stage::Conv1SumTiles => vec![
+                scales,
+                tiles,
+                room.partials1.read(),
+                buffer(&fixed.conv1_sums),
+                buffer(&fixed.conv1_maxima),
+            ],
         };
         let entries: Vec<wgpu::BindGroupEntry<'_>> = resources
             .into_iter()

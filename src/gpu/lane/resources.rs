@@ -2,9 +2,9 @@
 
 use super::kernels::Variant;
 use super::layout::{
-    CONV_MAXIMA, CONV_SUM_WORDS, CONV_SUMS, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
-    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS,
-    PLACES,
+    CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA, CONV1_SUMS, CONV1_UNITS, CONV2_MAXIMA, CONV2_SUMS,
+    DENSE_MAXIMA, DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES,
+    PARAMETER_COLUMNS, PARAMETER_ROWS, PLACES,
 };
 use crate::data::dataset::{Dataset, ImageSet};
 use crate::gpu::GpuError;
@@ -92,14 +92,14 @@ pub(super) struct Fixed {
     pub tiles: wgpu::Buffer,
     /// The shapes of the fully connected layers.
     pub dense: [wgpu::Buffer; 3],
-    /// How the partials of each convolution are summed.
-    pub conv: [wgpu::Buffer; 2],
     pub parameters: wgpu::Texture,
     pub parameters_view: wgpu::TextureView,
     pub dense_sums: wgpu::Buffer,
     pub dense_maxima: wgpu::Buffer,
-    pub conv_sums: wgpu::Buffer,
-    pub conv_maxima: wgpu::Buffer,
+    pub conv2_sums: wgpu::Buffer,
+    pub conv2_maxima: wgpu::Buffer,
+    pub conv1_sums: wgpu::Buffer,
+    pub conv1_maxima: wgpu::Buffer,
     pub conv_readback: wgpu::Buffer,
 }
 
@@ -120,7 +120,6 @@ pub(super) struct Room {
     pub d_hidden1: Plane,
     pub d_pooled2: Plane,
     pub d_pooled1: Plane,
-    pub partials2: Plane,
     pub partials1: Plane,
     pub logits: wgpu::Buffer,
     pub statistics: wgpu::Buffer,
@@ -148,14 +147,14 @@ impl Fixed {
             dense: [&DENSE1, &DENSE2, &DENSE3].map(|shape: &DenseShape| {
                 filled(gpu, "dense layer", bytemuck::cast_slice(&shape.words()))
             }),
-            conv: CONV_SUM_WORDS
-                .map(|words| filled(gpu, "convolution", bytemuck::cast_slice(&words))),
             parameters,
             parameters_view,
             dense_sums: storage(gpu, "dense sums", DENSE_SUMS as u64 * TEXEL_BYTES),
             dense_maxima: storage(gpu, "dense maxima", DENSE_MAXIMA as u64 * 4),
-            conv_sums: storage(gpu, "conv sums", CONV_SUMS as u64 * TEXEL_BYTES),
-            conv_maxima: storage(gpu, "conv maxima", CONV_MAXIMA as u64 * 4),
+            conv2_sums: storage(gpu, "conv2 sums", CONV2_SUMS as u64 * TEXEL_BYTES),
+            conv2_maxima: storage(gpu, "conv2 maxima", CONV2_MAXIMA as u64 * 4),
+            conv1_sums: storage(gpu, "conv1 sums", CONV1_SUMS as u64 * TEXEL_BYTES),
+            conv1_maxima: storage(gpu, "conv1 maxima", CONV1_MAXIMA as u64 * 4),
             conv_readback: readback(gpu, "conv readback", conv_bytes),
         })
     }
@@ -201,7 +200,6 @@ impl Room {
             d_hidden1: values("d hidden 1", DENSE1.output_quads(), 1),
             d_pooled2: values("d pooled 2", DENSE1.input_quads(), 1),
             d_pooled1: values("d pooled 1", 49, 6),
-            partials2: values("partials 2", PLACES, CONV2_UNITS),
             partials1: values("partials 1", PLACES, CONV1_UNITS),
             logits: storage(gpu, "logits", logits_bytes(tiles)),
             statistics: storage(gpu, "statistics", lanes * TEXEL_BYTES),
@@ -224,7 +222,6 @@ impl Room {
             &self.d_hidden1,
             &self.d_pooled2,
             &self.d_pooled1,
-            &self.partials2,
             &self.partials1,
         ]
         .into_iter()
