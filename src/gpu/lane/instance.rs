@@ -6,6 +6,7 @@ use super::kernels::{Kernel, Sources};
 use super::layout::{
     CONV_SUMS, CONV1_MAXIMA, CONV1_SUMS, CONV1_UNITS, CONV2_MAXIMA, CONV2_SUMS, DENSE_MAXIMA,
     DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
+    PARAMETER_ROWS,
 };
 use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
 use crate::gpu::GpuError;
@@ -142,6 +143,12 @@ struct BoundStage {
     bindings: wgpu::BindGroup,
 }
 
+/// The commands of a step, in two submissions.
+struct Recorded {
+    samples: usize,
+    halves: [wgpu::CommandBuffer; 2],
+}
+
 pub(super) struct Instance {
     gpu: Gpu,
     fixed: Fixed,
@@ -153,6 +160,10 @@ pub(super) struct Instance {
     tiles: u32,
     sample_words: Vec<u32>,
     train_samples: u32,
+    /// The commands of the next step, if it has as many samples as the last one.
+    recorded: Option<Recorded>,
+    /// The commands of the step's second half.
+    second_half: Option<wgpu::CommandBuffer>,
     /// The submissions under way, by what they leave.
     dense: Option<wgpu::SubmissionIndex>,
     conv: Option<wgpu::SubmissionIndex>,
@@ -172,6 +183,8 @@ impl Instance {
             tiles: 0,
             sample_words: Vec::new(),
             train_samples,
+            recorded: None,
+            second_half: None,
             dense: None,
             conv: None,
             logits: None,
@@ -198,7 +211,7 @@ impl Instance {
             let bindings = self.bindings(stage, &pipeline);
             self.stages[stage as usize] = Some(BoundStage { pipeline: pipeline.clone(), bindings });
         }
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        let mut encoder = self.encoder();
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for &stage in Stage::of(kernel) {
             self.dispatch(&mut pass, stage, (1, 1));
@@ -225,14 +238,35 @@ impl Instance {
         samples: &[u32],
         fixed_point: &FixedPoint,
     ) -> Result<(), GpuError> {
-        let mut encoder = self.upload(texels, samples.iter().copied(), Some(fixed_point))?;
-        self.encode_forward(&mut encoder);
-        self.encode_dense_backward(&mut encoder);
-        self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
+        self.upload(texels, samples.iter().copied(), Some(fixed_point))?;
+        let fitting = self.recorded.take().filter(|recorded| recorded.samples == self.samples);
+        let [first_half, second_half] = fitting.unwrap_or_else(|| self.record()).halves;
+        self.second_half = Some(second_half);
+        self.dense = Some(self.gpu.queue.submit([first_half]));
         let bytes = dense_bytes(self.samples);
         self.room.dense_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
         self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
         Ok(())
+    }
+
+    /// Records the commands of another step with as many samples, while the device computes.
+    pub fn prepare(&mut self) {
+        if self.dense.is_some() && self.recorded.is_none() {
+            self.recorded = Some(self.record());
+        }
+    }
+
+    fn record(&self) -> Recorded {
+        let mut first_half = self.encoder();
+        self.encode_upload(&mut first_half);
+        self.encode_forward(&mut first_half);
+        self.encode_dense_backward(&mut first_half);
+        let mut second_half = self.encoder();
+        self.encode_conv_backward(&mut second_half);
+        Recorded {
+            samples: self.samples,
+            halves: [first_half, second_half].map(wgpu::CommandEncoder::finish),
+        }
     }
 
     /// Waits for the first half of a step, if it is under way, and submits the second: the
@@ -242,11 +276,11 @@ impl Instance {
     /// another device's work would have to wait for its turn: wgpu chains submissions by binary
     /// semaphores, and the driver takes a wait for one only when it has been signalled.
     pub fn continue_step(&mut self) -> Result<(), GpuError> {
-        let Some(dense) = self.dense.clone() else { return Ok(()) };
-        self.gpu.wait(Some(dense))?;
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
-        self.encode_conv_backward(&mut encoder);
-        self.conv = Some(self.gpu.queue.submit([encoder.finish()]));
+        let (Some(dense), Some(second_half)) = (&self.dense, self.second_half.take()) else {
+            return Ok(());
+        };
+        self.gpu.wait(Some(dense.clone()))?;
+        self.conv = Some(self.gpu.queue.submit([second_half]));
         self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
         Ok(())
     }
@@ -258,7 +292,9 @@ impl Instance {
         samples: Range<u32>,
     ) -> Result<(), GpuError> {
         let first = self.train_samples;
-        let mut encoder = self.upload(texels, samples.map(|sample| first + sample), None)?;
+        self.upload(texels, samples.map(|sample| first + sample), None)?;
+        let mut encoder = self.encoder();
+        self.encode_upload(&mut encoder);
         self.encode_forward(&mut encoder);
         let bytes = logits_bytes(self.tiles);
         encoder.copy_buffer_to_buffer(&self.room.logits, 0, &self.room.logits_readback, 0, bytes);
@@ -325,14 +361,16 @@ impl Instance {
         Ok(())
     }
 
-    /// Begins the commands of a step with the copy of what changed: parameters, samples, scales.
+    /// Puts what changed for a submission where its commands fetch it: parameters, samples, scales.
     fn upload(
         &mut self,
         texels: &[[f32; 4]],
         samples: impl ExactSizeIterator<Item = u32>,
         fixed_point: Option<&FixedPoint>,
-    ) -> Result<wgpu::CommandEncoder, GpuError> {
-        // A step that was begun but not finished still holds its buffers.
+    ) -> Result<(), GpuError> {
+        // A step that was begun but not finished still holds its buffers; its second half is
+        // never computed.
+        self.second_half = None;
         self.finish_dense(|_| {})?;
         self.finish_conv(|_, _| {})?;
         self.finish_logits(|_, _| {})?;
@@ -340,33 +378,43 @@ impl Instance {
         self.samples = samples.len();
         self.tiles = self.samples.div_ceil(LANES) as u32;
         assert!(self.tiles <= self.room.tiles, "the caller keeps to tiles_max");
-        // The fully connected kernels take several tiles at once: those behind the last are empty.
-        let lanes = (self.tiles as usize).next_multiple_of(DENSE_TILES) * LANES;
         self.sample_words.clear();
         self.sample_words.extend(samples);
-        self.sample_words.resize(lanes, NO_SAMPLE);
-        let scales: [[f32; 2]; SCALE_COUNT] = std::array::from_fn(|k| {
-            fixed_point.map_or([0.0; 2], |fixed| [fixed.factor(k), fixed.limits[k]])
-        });
+        self.sample_words.resize(self.lanes(), NO_SAMPLE);
+        let scales: [f32; SCALE_COUNT] =
+            std::array::from_fn(|k| fixed_point.map_or(0.0, |fixed| fixed.factor(k)));
 
-        let parts: [(&wgpu::Buffer, &[u8]); 3] = [
-            (&self.room.samples, bytemuck::cast_slice(&self.sample_words)),
-            (&self.fixed.scales, bytemuck::cast_slice(&scales)),
-            (&self.fixed.tiles, bytemuck::bytes_of(&self.tiles)),
-        ];
         let upload = &self.room.upload;
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         let mut view = upload.get_mapped_range_mut(..).map_err(|error| self.gpu.refused(error))?;
-        let texels: &[u8] = bytemuck::cast_slice(texels);
-        view.slice(..texels.len()).copy_from_slice(texels);
-        let mut place = texels.len();
-        for (buffer, bytes) in parts {
+        let mut place = 0;
+        for bytes in [
+            bytemuck::cast_slice(texels),
+            bytemuck::cast_slice(&self.sample_words),
+            bytemuck::cast_slice(&scales),
+            bytemuck::bytes_of(&self.tiles),
+        ] {
+            let bytes: &[u8] = bytes;
             view.slice(place..place + bytes.len()).copy_from_slice(bytes);
-            encoder.copy_buffer_to_buffer(upload, place as u64, buffer, 0, bytes.len() as u64);
             place += bytes.len();
         }
         drop(view);
         upload.unmap();
+        Ok(())
+    }
+
+    /// Lanes of a submission. The fully connected kernels take several tiles at once: those behind
+    /// the last are empty.
+    fn lanes(&self) -> usize {
+        (self.tiles as usize).next_multiple_of(DENSE_TILES) * LANES
+    }
+
+    fn encoder(&self) -> wgpu::CommandEncoder {
+        self.gpu.device.create_command_encoder(&Default::default())
+    }
+
+    /// Fetches what [`Instance::upload`] has put there.
+    fn encode_upload(&self, encoder: &mut wgpu::CommandEncoder) {
+        let upload = &self.room.upload;
         encoder.copy_buffer_to_texture(
             wgpu::TexelCopyBufferInfo {
                 buffer: upload,
@@ -379,7 +427,15 @@ impl Instance {
             self.fixed.parameters.as_image_copy(),
             self.fixed.parameters.size(),
         );
-        Ok(encoder)
+        let mut place = (PARAMETER_ROWS * PARAMETER_COLUMNS) as u64 * TEXEL_BYTES;
+        for (buffer, bytes) in [
+            (&self.room.samples, self.lanes() as u64 * 4),
+            (&self.fixed.scales, self.fixed.scales.size()),
+            (&self.fixed.tiles, self.fixed.tiles.size()),
+        ] {
+            encoder.copy_buffer_to_buffer(upload, place, buffer, 0, bytes);
+            place += bytes;
+        }
     }
 
     fn encode_forward(&self, encoder: &mut wgpu::CommandEncoder) {

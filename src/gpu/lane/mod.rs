@@ -48,6 +48,8 @@ pub(super) struct LaneSet {
 
 /// Sums and maxima over the devices, in the kernels' order.
 struct Totals {
+    /// Whether nothing was added yet: what the vectors hold is of the last step.
+    is_empty: bool,
     sums: Vec<[u32; 4]>,
     maxima: Vec<u32>,
 }
@@ -133,6 +135,8 @@ impl KernelSet for LaneSet {
                     instance.begin(&self.texels, &rest[share], fixed_point)?;
                 }
             }
+            // While they compute, the host is free.
+            self.instances.iter_mut().for_each(Instance::prepare);
             rest = &rest[done..];
             if rest.is_empty() {
                 return Ok(());
@@ -205,15 +209,19 @@ impl KernelSet for LaneSet {
 
 impl Totals {
     fn new(sums: usize, maxima: usize) -> Totals {
-        Totals { sums: vec![[0; 4]; sums], maxima: vec![0; maxima] }
+        Totals { is_empty: true, sums: vec![[0; 4]; sums], maxima: vec![0; maxima] }
     }
 
     fn clear(&mut self) {
-        self.sums.as_flattened_mut().fill(0);
-        self.maxima.fill(0);
+        self.is_empty = true;
     }
 
     fn add(&mut self, kind: Sums, sums: &[[u32; 4]], maxima: &[u32]) {
+        if std::mem::take(&mut self.is_empty) {
+            self.sums.copy_from_slice(sums);
+            self.maxima.copy_from_slice(maxima);
+            return;
+        }
         let totals = self.sums.as_flattened_mut().iter_mut().zip(sums.as_flattened());
         match kind {
             Sums::Exact => totals.for_each(|(total, &sum)| *total = total.wrapping_add(sum)),

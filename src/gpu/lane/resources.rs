@@ -142,7 +142,7 @@ impl Fixed {
             images: image_texture(gpu, variant, sets)?,
             labels: filled(gpu, "labels", bytemuck::cast_slice(&labels)),
             normalization: filled(gpu, "normalization", bytemuck::cast_slice(&normalization)),
-            scales: storage(gpu, "scales", SCALE_COUNT as u64 * 8),
+            scales: storage(gpu, "scales", SCALE_COUNT as u64 * 4),
             tiles: storage(gpu, "tiles", 4),
             dense: [&DENSE1, &DENSE2, &DENSE3].map(|shape: &DenseShape| {
                 filled(gpu, "dense layer", bytemuck::cast_slice(&shape.words()))
@@ -241,7 +241,7 @@ pub(super) const fn dense_bytes(samples: usize) -> u64 {
 /// Bytes of an upload: parameters, samples, scales, number of tiles.
 const fn upload_bytes(tiles: u32) -> u64 {
     let parameters = (PARAMETER_ROWS * PARAMETER_COLUMNS) as u64 * TEXEL_BYTES;
-    parameters + tiles as u64 * LANES as u64 * 4 + SCALE_COUNT as u64 * 8 + 4
+    parameters + tiles as u64 * LANES as u64 * 4 + SCALE_COUNT as u64 * 4 + 4
 }
 
 pub(super) const fn logits_bytes(tiles: u32) -> u64 {
