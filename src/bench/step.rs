@@ -118,7 +118,7 @@ pub fn measure_steps(
             adapter: plan.adapter.clone(),
             kernels: plan.kernels,
             model: plan.model,
-            dataset: dataset.clone(),
+            dataset: dataset.clone().into(),
             samples_per_step: largest,
             cores: instances,
             sums: Sums::Exact,

@@ -1,7 +1,6 @@
 //! The gradient engine on a GPU: one interface over the kernel sets.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::GpuError;
@@ -10,7 +9,7 @@ use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
 use super::timing::{self, KernelTimes};
 use crate::config::Kernels;
-use crate::data::dataset::Dataset;
+use crate::data::DatasetPromise;
 use crate::model::layers::ModelKind;
 use crate::model::layout::{BUCKETS, PARAMETERS};
 use crate::numerics::fixed_point::FixedPoint;
@@ -21,7 +20,8 @@ pub struct EngineSettings {
     pub adapter: AdapterChoice,
     pub kernels: Kernels,
     pub model: ModelKind,
-    pub dataset: Arc<Dataset>,
+    /// May still be being read: kernels are compiled meanwhile.
+    pub dataset: DatasetPromise,
     /// Samples of a step that memory is reserved for; a larger step makes the buffers grow.
     pub samples_per_step: usize,
     /// Cores that the lane set computes on: a device for each. Other sets take no notice.
@@ -99,13 +99,11 @@ impl Engine {
     /// (pipelines ready, pipelines in all).
     ///
     /// # Errors
-    /// No fitting adapter, a data set beyond its limits, or a failing driver.
+    /// No fitting adapter, no data set or one beyond the adapter's limits, or a failing driver.
     pub fn open(
         settings: EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Engine, GpuError> {
-        let train_samples = settings.dataset.train.labels.len();
-        let test_samples = settings.dataset.test.labels.len();
         if settings.kernels == Kernels::Reference {
             return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
         }
@@ -119,6 +117,9 @@ impl Engine {
         } else {
             Box::new(PortableSet::open(gpu, &settings, progress)?)
         };
+        let dataset = settings.dataset.wait().ok_or(GpuError::NoData)?;
+        let train_samples = dataset.train.labels.len();
+        let test_samples = dataset.test.labels.len();
         Ok(Engine { set, train_samples, test_samples, step: Step::None })
     }
 

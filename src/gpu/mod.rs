@@ -45,6 +45,8 @@ pub enum GpuError {
     Timeout { adapter: String, seconds: u64 },
     #[error("{adapter} refused a command: {reason}; this is a defect of annulet or the driver")]
     Refused { adapter: String, reason: String },
+    #[error("there is no data set to compute on")]
+    NoData,
     #[error("--kernels {kernels}: computes without a GPU, the GPU engine does not serve it")]
     NotAGpuKernelSet { kernels: &'static str },
 }

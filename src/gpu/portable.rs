@@ -58,7 +58,7 @@ impl PortableSet {
         settings: &EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<PortableSet, GpuError> {
-        let dataset = &*settings.dataset;
+        let dataset = settings.dataset.wait().ok_or(GpuError::NoData)?;
         let images = dataset.train.labels.len() + dataset.test.labels.len();
         check_dataset_size(&gpu, dataset, images)?;
 

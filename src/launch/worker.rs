@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Kernels, RunConfig};
 use crate::data::sampler::share;
-use crate::data::{DataPlan, Dataset, LoadedDataset};
+use crate::data::{DataError, DataPlan, Dataset, DatasetPromise};
+use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
 use crate::model::ModelKind;
 use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
@@ -149,24 +150,35 @@ pub fn run_worker(
     if let (Some(folder), None) = (&plan.folder, &plan.resume) {
         RunFolder::check_free(&folder.path)?;
     }
-    let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
+    let Membership { workers, members, connect } = membership;
+
+    // Data are read and the others are joined while kernels are compiled. If joining fails the
+    // thread is left to itself: whoever it reaches then hears that this worker has left.
+    let (promise, keeper) = DatasetPromise::pending();
+    let (sender, joined) = sync_channel(1);
+    let (engine, loaded) = std::thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            let loaded = plan.data.load(plan.config.seed)?;
+            let dataset = Arc::new(loaded.dataset);
+            keeper.keep(dataset.clone());
+            let digest = plan.config.digest(&dataset.sha256);
+            let network = plan.network.clone();
+            std::thread::spawn(move || {
+                let _ = sender.send(connect(digest, network));
+            });
+            Ok::<_, DataError>((dataset, loaded.origin, loaded.notices))
+        });
+        let engine = open_engine(&plan.engine_request(workers), &promise, observer);
+        (engine, loader.join())
+    });
+    let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let (dataset, origin, notices) = loaded?;
     for text in notices {
         observer.event(Event::Notice { text });
     }
-    let dataset = Arc::new(dataset);
     let state = initial_state(&plan, &dataset, observer)?;
     let data = plan.data.pinned(&origin);
-    let digest = plan.config.digest(&dataset.sha256);
-    let Membership { workers, members, connect } = membership;
-
-    // The others are joined while kernels are compiled. If this fails the thread is left to itself:
-    // whoever it reaches then hears that this worker has left.
-    let (sender, joined) = sync_channel(1);
-    let network = plan.network.clone();
-    std::thread::spawn(move || {
-        let _ = sender.send(connect(digest, network));
-    });
-    let engine = open_engine(&plan.engine_request(workers, &dataset), &dataset, observer)?;
+    let engine = engine?;
     let collective = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
@@ -206,14 +218,13 @@ pub struct EngineRequest {
 }
 
 impl WorkerPlan {
-    fn engine_request(&self, workers: usize, dataset: &Dataset) -> EngineRequest {
-        let batch = self.config.batch.min(dataset.train.count());
+    fn engine_request(&self, workers: usize) -> EngineRequest {
         EngineRequest {
             model: self.config.model,
             kernels: self.config.kernels,
             adapter: self.adapter.clone(),
             cores: self.cores,
-            samples_per_step: share(batch, workers, 0).len(),
+            samples_per_step: share(self.config.batch, workers, 0).len(),
         }
     }
 }
@@ -221,10 +232,11 @@ impl WorkerPlan {
 /// Makes the engine that is asked for.
 pub fn open_engine(
     request: &EngineRequest,
-    dataset: &Arc<Dataset>,
+    dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
     if request.kernels == Kernels::Reference {
+        let dataset = dataset.wait().ok_or(GpuError::NoData)?;
         return Ok(Box::new(ReferenceEngine::new(request.model, dataset.clone())));
     }
     let settings = EngineSettings {

@@ -8,7 +8,9 @@ use super::layout::{
     DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
     PARAMETER_ROWS,
 };
-use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
+use super::resources::{
+    Fixed, Images, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes,
+};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::gpu::timing::{KernelTimes, Stopwatch};
@@ -159,7 +161,7 @@ pub(super) struct Instance {
     samples: usize,
     tiles: u32,
     sample_words: Vec<u32>,
-    train_samples: u32,
+    images: Images,
     /// The commands of the next step, if it has as many samples as the last one.
     recorded: Option<Recorded>,
     /// The commands of the step's second half.
@@ -171,9 +173,8 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// A device with its resources; `train_samples` images of the training set come before the
-    /// test set's. Every kernel must be compiled before the first step.
-    pub fn new(gpu: Gpu, fixed: Fixed, room: Room, train_samples: u32) -> Instance {
+    /// A device with its resources. Every kernel must be compiled before the first step.
+    pub fn new(gpu: Gpu, fixed: Fixed, room: Room, images: Images) -> Instance {
         Instance {
             gpu,
             fixed,
@@ -182,7 +183,7 @@ impl Instance {
             samples: 0,
             tiles: 0,
             sample_words: Vec::new(),
-            train_samples,
+            images,
             recorded: None,
             second_half: None,
             dense: None,
@@ -219,6 +220,18 @@ impl Instance {
         drop(pass);
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.gpu.wait(Some(submission))
+    }
+
+    /// Puts the images in the place of those that the kernels were compiled with.
+    pub fn show(&mut self, images: Images) {
+        self.images = images;
+        for stage in Stage::ALL {
+            if let Some(BoundStage { pipeline, .. }) = &self.stages[stage as usize] {
+                let bindings = self.bindings(stage, pipeline);
+                let pipeline = pipeline.clone();
+                self.stages[stage as usize] = Some(BoundStage { pipeline, bindings });
+            }
+        }
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -291,7 +304,7 @@ impl Instance {
         texels: &[[f32; 4]],
         samples: Range<u32>,
     ) -> Result<(), GpuError> {
-        let first = self.train_samples;
+        let first = self.images.train_samples;
         self.upload(texels, samples.map(|sample| first + sample), None)?;
         let mut encoder = self.encoder();
         self.encode_upload(&mut encoder);
@@ -513,9 +526,9 @@ impl Instance {
         let (fixed, room) = (&self.fixed, &self.room);
         let buffer = wgpu::Buffer::as_entire_binding;
         let parameters = wgpu::BindingResource::TextureView(&fixed.parameters_view);
-        let images = wgpu::BindingResource::TextureView(&fixed.images);
+        let images = wgpu::BindingResource::TextureView(&self.images.images);
         let samples = buffer(&room.samples);
-        let normalization = buffer(&fixed.normalization);
+        let normalization = buffer(&self.images.normalization);
         let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
         let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
         let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
@@ -542,7 +555,7 @@ impl Instance {
             }
             Stage::Head => vec![
                 samples,
-                buffer(&fixed.labels),
+                buffer(&self.images.labels),
                 scales,
                 parameters,
                 dense3,

@@ -6,7 +6,7 @@ use super::layout::{
     DENSE_MAXIMA, DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES,
     PARAMETER_COLUMNS, PARAMETER_ROWS, PLACES,
 };
-use crate::data::dataset::{Dataset, ImageSet};
+use crate::data::dataset::{Dataset, ImageSet, Normalization};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::model::layers::{IMAGE_PIXELS, IMAGE_SIDE, ModelKind};
@@ -46,8 +46,7 @@ impl Plane {
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        // lavapipe compiles a kernel anew for a texture whose size is a power of two; no width is.
-        let texture = texture(gpu, label, format, columns, (rows | 1).max(3));
+        let texture = texture(gpu, label, format, columns, odd_height(rows));
         let view = texture.create_view(&wgpu::TextureViewDescriptor::default());
         Plane { buffer, texture, view, columns, rows_per_tile: rows_per_tile as u32 }
     }
@@ -83,11 +82,45 @@ impl Plane {
     }
 }
 
-/// What does not depend on how many tiles there is room for.
-pub(super) struct Fixed {
+/// The data set on a device.
+pub(super) struct Images {
     pub images: wgpu::TextureView,
     pub labels: wgpu::Buffer,
     pub normalization: wgpu::Buffer,
+    /// Images of the training set; those of the test set follow.
+    pub train_samples: u32,
+}
+
+impl Images {
+    pub fn new(gpu: &Gpu, variant: Variant, dataset: &Dataset) -> Result<Images, GpuError> {
+        let sets = [&dataset.train, &dataset.test];
+        let labels: Vec<u32> =
+            sets.iter().flat_map(|set| &set.labels).map(|&label| u32::from(label)).collect();
+        let normalization = [dataset.normalization.scale, dataset.normalization.offset];
+        Ok(Images {
+            images: image_texture(gpu, variant, sets)?,
+            labels: filled(gpu, "labels", bytemuck::cast_slice(&labels)),
+            normalization: filled(gpu, "normalization", bytemuck::cast_slice(&normalization)),
+            train_samples: dataset.train.labels.len() as u32,
+        })
+    }
+
+    /// One black image, for kernels that are compiled before there are others.
+    pub fn placeholder(gpu: &Gpu, variant: Variant) -> Result<Images, GpuError> {
+        let train = ImageSet { pixels: vec![0; IMAGE_PIXELS], labels: vec![0] };
+        let dataset = Dataset {
+            name: String::new(),
+            train,
+            test: ImageSet::default(),
+            normalization: Normalization { scale: 1.0, offset: 0.0 },
+            sha256: [0; 32],
+        };
+        Images::new(gpu, variant, &dataset)
+    }
+}
+
+/// What does not depend on how many tiles there is room for.
+pub(super) struct Fixed {
     pub scales: wgpu::Buffer,
     pub tiles: wgpu::Buffer,
     /// The shapes of the fully connected layers.
@@ -128,20 +161,13 @@ pub(super) struct Room {
 }
 
 impl Fixed {
-    pub fn new(gpu: &Gpu, variant: Variant, dataset: &Dataset) -> Result<Fixed, GpuError> {
+    pub fn new(gpu: &Gpu) -> Fixed {
         let label = "parameters";
         let (columns, rows) = (PARAMETER_COLUMNS as u32, PARAMETER_ROWS as u32);
         let parameters = texture(gpu, label, wgpu::TextureFormat::Rgba32Float, columns, rows);
         let parameters_view = parameters.create_view(&wgpu::TextureViewDescriptor::default());
-        let normalization = [dataset.normalization.scale, dataset.normalization.offset];
-        let sets = [&dataset.train, &dataset.test];
-        let labels: Vec<u32> =
-            sets.iter().flat_map(|set| &set.labels).map(|&label| u32::from(label)).collect();
         let conv_bytes = CONV_SUMS as u64 * TEXEL_BYTES + CONV_MAXIMA as u64 * 4;
-        Ok(Fixed {
-            images: image_texture(gpu, variant, sets)?,
-            labels: filled(gpu, "labels", bytemuck::cast_slice(&labels)),
-            normalization: filled(gpu, "normalization", bytemuck::cast_slice(&normalization)),
+        Fixed {
             scales: storage(gpu, "scales", SCALE_COUNT as u64 * 4),
             tiles: storage(gpu, "tiles", 4),
             dense: [&DENSE1, &DENSE2, &DENSE3].map(|shape: &DenseShape| {
@@ -156,7 +182,7 @@ impl Fixed {
             conv1_sums: storage(gpu, "conv1 sums", CONV1_SUMS as u64 * TEXEL_BYTES),
             conv1_maxima: storage(gpu, "conv1 maxima", CONV1_MAXIMA as u64 * 4),
             conv_readback: readback(gpu, "conv readback", conv_bytes),
-        })
+        }
     }
 }
 
@@ -226,6 +252,12 @@ impl Room {
         ]
         .into_iter()
     }
+}
+
+/// Room for at least so many rows: lavapipe compiles a kernel anew for a texture that differs from
+/// the last in whether its sides are powers of two.
+fn odd_height(rows: u32) -> u32 {
+    (rows | 1).max(3)
 }
 
 /// Bytes of the statistics of whole tiles that hold so many samples.
@@ -317,11 +349,11 @@ fn image_texture(
             samples: (rows_max * per_row).saturating_sub(sets[1].labels.len()) as u64,
         });
     }
-    let (width, height) = (per_row as u32 * IMAGE_TEXELS, rows as u32);
+    let (width, height) = (per_row as u32 * IMAGE_TEXELS, odd_height(rows as u32));
     let texture = texture(gpu, "images", wgpu::TextureFormat::Rgba32Uint, width, height);
     let mut images = sets.iter().flat_map(|set| set.pixels.chunks_exact(IMAGE_PIXELS));
     let mut bytes = vec![0; row_bytes];
-    for row in 0..height {
+    for row in 0..rows as u32 {
         // The border's bytes are never written and stay 0.
         for texels in bytes.chunks_exact_mut(row_bytes / per_row) {
             let Some(image) = images.next() else { break };
