@@ -83,7 +83,7 @@ impl Bench {
             adapter: AdapterChoice::Best,
             kernels,
             model: ModelKind::LeNet5,
-            dataset,
+            dataset: dataset.into(),
             samples_per_step: batch,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             sums,

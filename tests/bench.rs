@@ -1,4 +1,4 @@
-//! `annulet bench collective`: its rows, its JSON, and that nothing is left behind.
+//! `annulet bench`: its rows and its JSON.
 
 mod common;
 
@@ -75,4 +75,39 @@ fn a_soak_checks_everything() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.starts_with("3 local processes, 1 s, seed 7: "), "{text}");
     assert!(text.contains(" 0 wrong words"), "{text}");
+}
+
+#[test]
+fn a_step_is_taken_apart_by_phase_and_by_kernel() {
+    let arguments = ["bench", "step", "--batches", "20,48", "--instances", "1,2", "--steps", "3"];
+    let run = |more: &[&str]| {
+        let output = annulet().args(arguments).args(more).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{more:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for kernels in ["lane", "portable"] {
+        let json: Value = serde_json::from_str(&run(&["--kernels", kernels, "--json"])).unwrap();
+        assert_eq!(json["kernels"], kernels);
+        assert_eq!(json["multiply_adds_per_image"], 1_131_960);
+        let rows = json["rows"].as_array().unwrap();
+        let number = |row: &Value, name: &str| row[name].as_u64().unwrap();
+        let sizes: Vec<_> =
+            rows.iter().map(|row| (number(row, "instances"), number(row, "batch"))).collect();
+        assert_eq!(sizes, [(1, 20), (1, 48), (2, 20), (2, 48)]);
+        for row in rows {
+            assert_eq!(row["steps_ms"].as_array().unwrap().len(), 3);
+            // The phases are all there is of a step.
+            let phases = row["phases_ms"].as_object().unwrap();
+            let sum: f64 = phases.values().map(|ms| ms.as_f64().unwrap()).sum();
+            let mean = row["step_ms"]["mean"].as_f64().unwrap();
+            assert!((sum - mean).abs() <= 1e-6 * mean, "{sum} {mean}");
+            let kernels = row["kernels"]["kernels"].as_array().unwrap();
+            assert!(kernels.len() > 10);
+            assert!(kernels.iter().all(|kernel| kernel["ms"].as_f64().unwrap() >= 0.0));
+        }
+    }
+    let table = run(&[]);
+    assert_eq!(table.lines().filter(|line| line.contains('|')).count(), 1 + 4);
+    assert!(table.contains("conv2 backward weights"));
 }

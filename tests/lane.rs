@@ -42,7 +42,7 @@ fn engine(model: ModelKind, dataset: &Arc<Dataset>, cores: usize, samples: usize
         adapter: AdapterChoice::Best,
         kernels: Kernels::Lane,
         model,
-        dataset: dataset.clone(),
+        dataset: dataset.clone().into(),
         samples_per_step: samples,
         cores,
         sums: Sums::Exact,

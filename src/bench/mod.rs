@@ -3,12 +3,15 @@
 pub mod collective;
 pub mod group;
 pub mod loopback;
+pub mod peak;
 pub mod soak;
 pub mod statistics;
+pub mod step;
 pub mod tcp_ring;
 
 use std::io;
 
+use crate::gpu::GpuError;
 use crate::net::NetError;
 use crate::net::identity::KeyError;
 use crate::train::buffers::BufferError;
@@ -35,6 +38,12 @@ pub enum BenchError {
     Pipe { rank: usize, found: String },
     #[error("--launched is for `annulet bench` alone")]
     NotLaunched,
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error("nothing to measure: give at least one batch size and one number of instances")]
+    NothingToMeasure,
+    #[error("a parameter is no longer a finite number; the adapter computes nonsense")]
+    Diverged,
     #[error("loopback sockets for comparison: {0}")]
     Loopback(#[source] io::Error),
 }

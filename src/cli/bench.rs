@@ -12,20 +12,57 @@ use crate::bench::collective::{Growth, Row, Sweep};
 use crate::bench::group::{GroupMember, LocalGroup, follow_orders};
 use crate::bench::loopback::{tcp_times, udp_times};
 use crate::bench::statistics::Summary;
+use crate::bench::step::{StepPlan, measure_steps};
+use crate::config::Kernels;
+use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::worker::{GroupPlace, NetworkPlan};
+use crate::model::ModelKind;
 use crate::protocol::cost_model::Link;
 use crate::train::checkpoint::write_atomically;
 
 use super::CommandError;
 use super::group_flags::GroupFlags;
 use super::network_flags::NetworkFlags;
-use super::output::result;
+use super::output::{json, note, result};
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Time the all-reduce among local processes: nccl-tests' flags and columns
     Collective(CollectiveArguments),
+    /// Time the training step of one worker: by phase, by kernel, as a share of the peak
+    Step(StepArguments),
 }
+
+#[derive(Debug, Args)]
+pub struct StepArguments {
+    /// Samples of a step
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "32,64,128,256,1024",
+          value_parser = clap::value_parser!(u64).range(1..=STEP_BATCH_MAX))]
+    batches: Vec<u64>,
+    /// Devices of the lane set, a thread each [default: the number of cores]
+    #[arg(long, value_name = "N,...", value_delimiter = ',',
+          value_parser = clap::value_parser!(u64).range(1..=256))]
+    instances: Vec<u64>,
+    /// Steps of each measurement
+    #[arg(long, value_name = "N", default_value_t = 100,
+          value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    steps: u64,
+    /// Model variant
+    #[arg(long, value_enum, default_value_t = ModelKind::LeNet5)]
+    model: ModelKind,
+    /// Kernel set
+    #[arg(long, env = "ANNULET_KERNELS", value_enum, default_value_t = Kernels::Auto)]
+    kernels: Kernels,
+    /// Adapter: index, part of the name, backend, or PCI id [default: the best]
+    #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
+    adapter: Option<String>,
+    /// Print everything as JSON, each step's time included
+    #[arg(long)]
+    json: bool,
+}
+
+/// As many as the images that are measured with.
+const STEP_BATCH_MAX: u64 = 60_000;
 
 #[derive(Debug, Args)]
 pub struct CollectiveArguments {
@@ -115,8 +152,12 @@ struct Report<'a> {
     rows: &'a [Row],
 }
 
-pub fn run(command: BenchCommand) -> Result<(), CommandError> {
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+pub unsafe fn run(command: BenchCommand) -> Result<(), CommandError> {
     match command {
+        // SAFETY: the caller's promise.
+        BenchCommand::Step(arguments) => unsafe { step(arguments) },
         BenchCommand::Collective(arguments) if arguments.launched => Ok(follow_orders()?),
         BenchCommand::Collective(arguments) => collective(arguments),
     }
@@ -247,6 +288,33 @@ fn measure_with_peers(
     }
     member.end()?;
     Ok((link, rows))
+}
+
+/// # Safety
+/// No other thread may be running: the environment is changed for drivers.
+unsafe fn step(arguments: StepArguments) -> Result<(), CommandError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // SAFETY: the caller's promise.
+    unsafe { set_driver_environment(arguments.kernels, cores) };
+    let sizes = |values: Vec<u64>| values.into_iter().map(|value| value as usize).collect();
+    let adapter = arguments.adapter.as_deref().map(str::parse).transpose()?;
+    let plan = StepPlan {
+        adapter: adapter.unwrap_or_default(),
+        kernels: arguments.kernels,
+        model: arguments.model,
+        batches: sizes(arguments.batches),
+        instances: match arguments.instances.is_empty() {
+            true => vec![cores],
+            false => sizes(arguments.instances),
+        },
+        steps: arguments.steps as usize,
+    };
+    let report = measure_steps(&plan, &mut |stage| note(stage)).map_err(|error| match error {
+        // It has an exit code of its own.
+        BenchError::Gpu(error) => CommandError::from(error),
+        error => CommandError::from(error),
+    })?;
+    if arguments.json { json(&report) } else { result(&report.to_string()) }
 }
 
 /// The median of plain sockets' times, where there is one.

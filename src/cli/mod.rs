@@ -84,7 +84,7 @@ pub unsafe fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Server(arguments) => server::run(arguments),
         Command::Eval(arguments) => unsafe { eval::run(arguments) },
         Command::Predict(arguments) => unsafe { predict::run(arguments) },
-        Command::Bench(command) => bench::run(command),
+        Command::Bench(command) => unsafe { bench::run(command) },
         Command::Devices(arguments) => unsafe { devices::run(arguments) },
         Command::Key(arguments) => key::run(arguments),
     }

@@ -34,5 +34,5 @@ pub unsafe fn forward_engine(
         samples_per_step: TILE_SAMPLES,
     };
     // Kernels that are compiled in a second or two need no display of their own.
-    Ok(open_engine(&request, &Arc::new(dataset), &mut |_| {})?)
+    Ok(open_engine(&request, &Arc::new(dataset).into(), &mut |_| {})?)
 }

@@ -1,9 +1,10 @@
 //! Adapters: what is there, which one is taken, and a device whose failures are errors.
 
+use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -261,6 +262,7 @@ pub struct Gpu {
     pub queue: wgpu::Queue,
     report: AdapterReport,
     fault: Arc<Mutex<Option<GpuError>>>,
+    waited: Cell<Duration>,
 }
 
 impl Gpu {
@@ -329,7 +331,7 @@ impl Gpu {
 
         let fault = Arc::new(Mutex::new(None));
         keep_first_fault(&device, &report, &fault);
-        Ok(Gpu { device, queue, report, fault })
+        Ok(Gpu { device, queue, report, fault, waited: Cell::default() })
     }
 
     /// The adapter behind the device.
@@ -347,10 +349,12 @@ impl Gpu {
 
     /// Waits until a submission, or all of them, has run and its callbacks were called.
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+        let start = Instant::now();
         let polled = self.device.poll(wgpu::PollType::Wait {
             submission_index: submission,
             timeout: Some(Duration::from_secs(WAIT_SECONDS_MAX)),
         });
+        self.waited.set(self.waited.get() + start.elapsed());
         // A fault tells more than the failed wait that follows from it.
         self.check()?;
         match polled {
@@ -360,6 +364,11 @@ impl Gpu {
             }
             Err(error) => Err(self.refused(error)),
         }
+    }
+
+    /// Time spent in [`Gpu::wait`].
+    pub fn waited(&self) -> Duration {
+        self.waited.get()
     }
 
     /// The error for a command that the device would not take.

@@ -1,14 +1,15 @@
 //! The gradient engine on a GPU: one interface over the kernel sets.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::time::Duration;
 
 use super::GpuError;
 use super::device::{AdapterChoice, AdapterKind, AdapterReport, Gpu};
 use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
+use super::timing::{self, KernelTimes};
 use crate::config::Kernels;
-use crate::data::dataset::Dataset;
+use crate::data::DatasetPromise;
 use crate::model::layers::ModelKind;
 use crate::model::layout::{BUCKETS, PARAMETERS};
 use crate::numerics::fixed_point::FixedPoint;
@@ -19,7 +20,8 @@ pub struct EngineSettings {
     pub adapter: AdapterChoice,
     pub kernels: Kernels,
     pub model: ModelKind,
-    pub dataset: Arc<Dataset>,
+    /// May still be being read: kernels are compiled meanwhile.
+    pub dataset: DatasetPromise,
     /// Samples of a step that memory is reserved for; a larger step makes the buffers grow.
     pub samples_per_step: usize,
     /// Cores that the lane set computes on: a device for each. Other sets take no notice.
@@ -64,6 +66,12 @@ pub(super) trait KernelSet: Send {
         samples: Range<u32>,
         logits: &mut Vec<f32>,
     ) -> Result<(), GpuError>;
+
+    /// Time spent waiting for devices.
+    fn waited(&self) -> Duration;
+
+    /// Times each kernel over the samples of the last step.
+    fn time_kernels(&mut self) -> Result<KernelTimes, GpuError>;
 }
 
 /// Computes gradients on a GPU; see [`GradientEngine`](crate::train::engine::GradientEngine) for
@@ -91,17 +99,15 @@ impl Engine {
     /// (pipelines ready, pipelines in all).
     ///
     /// # Errors
-    /// No fitting adapter, a data set beyond its limits, or a failing driver.
+    /// No fitting adapter, no data set or one beyond the adapter's limits, or a failing driver.
     pub fn open(
         settings: EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Engine, GpuError> {
-        let train_samples = settings.dataset.train.labels.len();
-        let test_samples = settings.dataset.test.labels.len();
         if settings.kernels == Kernels::Reference {
             return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
         }
-        let gpu = Gpu::open(&settings.adapter, lane::FEATURES)?;
+        let gpu = Gpu::open(&settings.adapter, lane::FEATURES | timing::FEATURES)?;
         let lanes = match settings.kernels {
             Kernels::Auto => gpu.report().kind == AdapterKind::Software,
             kernels => kernels == Kernels::Lane,
@@ -111,6 +117,9 @@ impl Engine {
         } else {
             Box::new(PortableSet::open(gpu, &settings, progress)?)
         };
+        let dataset = settings.dataset.wait().ok_or(GpuError::NoData)?;
+        let train_samples = dataset.train.labels.len();
+        let test_samples = dataset.test.labels.len();
         Ok(Engine { set, train_samples, test_samples, step: Step::None })
     }
 
@@ -167,6 +176,21 @@ impl Engine {
             return Ok(());
         }
         self.set.logits(parameters, samples, logits)
+    }
+
+    /// Time spent waiting for devices since the engine was opened: what calls take beyond that is
+    /// the host's own.
+    pub fn waited(&self) -> Duration {
+        self.set.waited()
+    }
+
+    /// Times each kernel over the samples of the last step, whose words are lost.
+    ///
+    /// # Panics
+    /// If no step was made.
+    pub fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
+        assert!(self.step == Step::Submitted, "a step comes first");
+        self.set.time_kernels()
     }
 
     /// The adapter that computes.

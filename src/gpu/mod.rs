@@ -5,6 +5,7 @@ pub mod engine;
 pub mod lane;
 pub mod portable;
 pub mod shader;
+pub mod timing;
 
 pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, adapters_for, list_adapters};
 pub use engine::{Engine, EngineSettings, Sums};
@@ -44,6 +45,8 @@ pub enum GpuError {
     Timeout { adapter: String, seconds: u64 },
     #[error("{adapter} refused a command: {reason}; this is a defect of annulet or the driver")]
     Refused { adapter: String, reason: String },
+    #[error("there is no data set to compute on")]
+    NoData,
     #[error("--kernels {kernels}: computes without a GPU, the GPU engine does not serve it")]
     NotAGpuKernelSet { kernels: &'static str },
 }

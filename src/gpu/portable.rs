@@ -7,6 +7,7 @@ pub mod stages;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytemuck::Zeroable;
 
@@ -18,6 +19,7 @@ use super::GpuError;
 use super::device::{AdapterKind, AdapterReport, Gpu};
 use super::engine::{EngineSettings, KernelSet, Sums};
 use super::shader::{Access, Reads};
+use super::timing::{KernelTimes, Stopwatch};
 use crate::data::dataset::{Dataset, Normalization};
 use crate::model::layers::{CLASSES, IMAGE_PIXELS, ModelKind};
 use crate::model::layout::BUCKETS;
@@ -61,7 +63,7 @@ impl PortableSet {
         settings: &EngineSettings,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<PortableSet, GpuError> {
-        let dataset = &*settings.dataset;
+        let dataset = settings.dataset.wait().ok_or(GpuError::NoData)?;
         let images = dataset.train.labels.len() + dataset.test.labels.len();
         check_dataset_size(&gpu, dataset, images)?;
 
@@ -440,6 +442,26 @@ impl KernelSet for PortableSet {
             self.logits.release();
         }
         Ok(())
+    }
+
+    fn waited(&self) -> Duration {
+        self.gpu.waited()
+    }
+
+    fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
+        self.words.iter_mut().for_each(Readback::release);
+        // The last submission's samples, whole tiles of them.
+        let samples = self.padded_samples.len();
+        let shares = self.tile_shares(samples);
+        let mut stopwatch = Stopwatch::new(&self.gpu)?;
+        for (index, stage) in self.stages.iter().enumerate() {
+            stopwatch.time(stage.label, |encoder| {
+                self.encode(encoder, index..index + 1, tiles_for(samples), |grid| {
+                    grid.workgroups(samples as u32, shares)
+                });
+            })?;
+        }
+        Ok(stopwatch.finish())
     }
 }
 

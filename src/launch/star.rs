@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use crate::data::{Dataset, LoadedDataset};
+use crate::data::{Dataset, DatasetPromise, LoadedDataset};
 use crate::net::{ClusterKey, PeerAddress, Star, StarOptions};
 use crate::protocol::star::Message;
 use crate::train::event::{Event, Observer};
@@ -78,7 +78,8 @@ pub fn run_served_worker(
     std::thread::spawn(move || {
         let _ = sender.send(place.join(&joining_plan, &joining_dataset));
     });
-    let engine = open_slowed_engine(&plan, Some(rank), workers, &dataset, observer)?;
+    let promise = DatasetPromise::from(dataset.clone());
+    let engine = open_slowed_engine(&plan, Some(rank), workers, &promise, observer)?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
     let config = plan.config;
     let worker = ServedWorker::new(ServedWorkerParts { config, dataset, engine, star, servers });
@@ -108,7 +109,10 @@ pub fn run_server(
     for text in notices {
         observer.event(Event::Notice { text });
     }
-    let state = initial_state(&plan, &dataset, observer)?;
+    let (state, resumed) = initial_state(&plan, &dataset)?;
+    if let Some(text) = resumed {
+        observer.event(Event::Notice { text });
+    }
     let members = members(&place);
     let samples = dataset.train.labels.len();
     let star = place.join(&plan, &dataset)?;

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Kernels, RunConfig};
 use crate::data::sampler::share;
-use crate::data::{DataPlan, Dataset, LoadedDataset};
+use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
+use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
 use crate::model::ModelKind;
 use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
@@ -212,31 +213,46 @@ pub fn run_worker(
     if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
         RunFolder::check_free(&folder.path)?;
     }
-    let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
+    // Data are read and the others are joined while kernels are compiled. If joining fails the
+    // thread is left to itself: whoever it reaches then hears that this worker has left.
+    let (promise, keeper) = DatasetPromise::pending();
+    let (sender, joined) = sync_channel(1);
+    let (engine, loaded) = std::thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            let LoadedDataset { dataset, origin, mut notices } =
+                plan.data.load(plan.config.seed)?;
+            let dataset = Arc::new(dataset);
+            keeper.keep(dataset.clone());
+            let (state, resumed) = initial_state(&plan, &dataset)?;
+            notices.extend(resumed);
+            let digest = plan.config.digest(&dataset.sha256);
+            let (network, step) = (plan.network.clone(), state.step);
+            let join = move || {
+                let _ = sender.send(connect(digest, network, step));
+            };
+            // Nobody is to wait for a worker that comes later.
+            let later = match rank {
+                Some(_) => {
+                    std::thread::spawn(join);
+                    None
+                }
+                None => Some(join),
+            };
+            Ok::<_, LaunchError>((dataset, origin, notices, state, later))
+        });
+        let engine = open_slowed_engine(&plan, rank, workers, &promise, observer);
+        (engine, loader.join())
+    });
+    let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let (dataset, origin, notices, state, later) = loaded?;
     for text in notices {
         observer.event(Event::Notice { text });
     }
-    let dataset = Arc::new(dataset);
-    let state = initial_state(&plan, &dataset, observer)?;
+    let engine = engine?;
+    if let Some(join) = later {
+        std::thread::spawn(join);
+    }
     let data = plan.data.pinned(&origin);
-    let digest = plan.config.digest(&dataset.sha256);
-
-    // The others are joined while kernels are compiled. If this fails the thread is left to itself:
-    // whoever it reaches then hears that this worker has left.
-    let (sender, joined) = sync_channel(1);
-    let (network, step) = (plan.network.clone(), state.step);
-    let join = move || {
-        let _ = sender.send(connect(digest, network, step));
-    };
-    let engine = if rank.is_some() {
-        std::thread::spawn(join);
-        open_slowed_engine(&plan, rank, workers, &dataset, observer)?
-    } else {
-        // Nobody is to wait for a worker that comes later.
-        let engine = open_slowed_engine(&plan, rank, workers, &dataset, observer)?;
-        std::thread::spawn(join);
-        engine
-    };
     let Connected { collective, views } =
         joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
@@ -292,14 +308,13 @@ pub struct EngineRequest {
 }
 
 impl WorkerPlan {
-    fn engine_request(&self, workers: usize, dataset: &Dataset) -> EngineRequest {
-        let batch = self.config.batch.min(dataset.train.count());
+    fn engine_request(&self, workers: usize) -> EngineRequest {
         EngineRequest {
             model: self.config.model,
             kernels: self.config.kernels,
             adapter: self.adapter.clone(),
             cores: self.cores,
-            samples_per_step: share(batch, workers, 0).len(),
+            samples_per_step: share(self.config.batch, workers, 0).len(),
         }
     }
 }
@@ -309,10 +324,10 @@ pub(super) fn open_slowed_engine(
     plan: &WorkerPlan,
     rank: Option<usize>,
     workers: usize,
-    dataset: &Arc<Dataset>,
+    dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = open_engine(&plan.engine_request(workers, dataset), dataset, observer)?;
+    let engine = open_engine(&plan.engine_request(workers), dataset, observer)?;
     Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
         Some(StragglerPlan { ms, .. }) => {
             Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
@@ -324,10 +339,11 @@ pub(super) fn open_slowed_engine(
 /// Makes the engine that is asked for.
 pub fn open_engine(
     request: &EngineRequest,
-    dataset: &Arc<Dataset>,
+    dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
     if request.kernels == Kernels::Reference {
+        let dataset = dataset.wait().ok_or(GpuError::NoData)?;
         return Ok(Box::new(ReferenceEngine::new(request.model, dataset.clone())));
     }
     let settings = EngineSettings {
@@ -345,12 +361,14 @@ pub fn open_engine(
     Ok(Box::new(engine))
 }
 
+/// The state that a run begins with, and a notice if it comes from a checkpoint.
 pub(super) fn initial_state(
     plan: &WorkerPlan,
     dataset: &Dataset,
-    observer: &mut dyn Observer,
-) -> Result<TrainingState, LaunchError> {
-    let Some(resume) = &plan.resume else { return Ok(TrainingState::initial(&plan.config)) };
+) -> Result<(TrainingState, Option<String>), LaunchError> {
+    let Some(resume) = &plan.resume else {
+        return Ok((TrainingState::initial(&plan.config), None));
+    };
     let (path, checkpoint) = read_checkpoint(resume)?;
     check_resumable(&path, &checkpoint.config, &plan.config)?;
     let found = hex(&dataset.sha256);
@@ -361,10 +379,8 @@ pub(super) fn initial_state(
             found: format!("{} ({found})", dataset.name),
         });
     }
-    observer.event(Event::Notice {
-        text: format!("resumed from {} after step {}", path.display(), checkpoint.state.step),
-    });
-    Ok(checkpoint.state)
+    let notice = format!("resumed from {} after step {}", path.display(), checkpoint.state.step);
+    Ok((checkpoint.state, Some(notice)))
 }
 
 /// A resumed run may be longer than it was meant to be; anything else must be as it was.

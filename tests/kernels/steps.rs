@@ -286,7 +286,7 @@ fn open(adapter: &AdapterChoice, kernels: Kernels, model: ModelKind, sums: Sums)
         adapter: adapter.clone(),
         kernels,
         model,
-        dataset: dataset(),
+        dataset: dataset().into(),
         samples_per_step: 3 * TILE_SAMPLES,
         cores: 2,
         sums,

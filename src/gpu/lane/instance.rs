@@ -4,12 +4,17 @@ use std::ops::Range;
 
 use super::kernels::{Kernel, Sources};
 use super::layout::{
-    CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA_FIRST, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
-    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
+    CONV_SUMS, CONV1_MAXIMA, CONV1_SUMS, CONV1_UNITS, CONV2_MAXIMA, CONV2_SUMS, DENSE_MAXIMA,
+    DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS,
+    PARAMETER_ROWS,
 };
-use super::resources::{Fixed, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes};
+use super::resources::{
+    Fixed, Images, Room, TEXEL_BYTES, dense_bytes, logits_bytes, statistics_bytes,
+};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
+use crate::gpu::timing::{KernelTimes, Stopwatch};
+use crate::model::layers::CONV2;
 use crate::model::layout::SCALE_COUNT;
 use crate::numerics::fixed_point::FixedPoint;
 
@@ -41,12 +46,48 @@ enum Stage {
     Conv2BackwardInput,
     Conv2BackwardWeights,
     Conv1BackwardWeights,
-    Conv2SumTiles,
     Conv1SumTiles,
 }
 
 impl Stage {
-    const COUNT: usize = Stage::Conv1SumTiles as usize + 1;
+    /// In the order in which they run.
+    const ALL: [Stage; 15] = [
+        Stage::Conv1Forward,
+        Stage::Conv2Forward,
+        Stage::Dense1Forward,
+        Stage::Dense2Forward,
+        Stage::Head,
+        Stage::Dense3BackwardInput,
+        Stage::Dense3BackwardWeights,
+        Stage::Dense2BackwardInput,
+        Stage::Dense2BackwardWeights,
+        Stage::Dense1BackwardWeights,
+        Stage::Dense1BackwardInput,
+        Stage::Conv2BackwardInput,
+        Stage::Conv2BackwardWeights,
+        Stage::Conv1BackwardWeights,
+        Stage::Conv1SumTiles,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Stage::Conv1Forward => "conv1 forward",
+            Stage::Conv2Forward => "conv2 forward",
+            Stage::Dense1Forward => "fc1 forward",
+            Stage::Dense2Forward => "fc2 forward",
+            Stage::Head => "fc3 forward, loss",
+            Stage::Dense3BackwardInput => "fc3 backward input",
+            Stage::Dense2BackwardInput => "fc2 backward input",
+            Stage::Dense1BackwardInput => "fc1 backward input",
+            Stage::Dense3BackwardWeights => "fc3 backward weights",
+            Stage::Dense2BackwardWeights => "fc2 backward weights",
+            Stage::Dense1BackwardWeights => "fc1 backward weights",
+            Stage::Conv2BackwardInput => "conv2 backward input",
+            Stage::Conv2BackwardWeights => "conv2 backward weights",
+            Stage::Conv1BackwardWeights => "conv1 backward weights",
+            Stage::Conv1SumTiles => "conv1 sums",
+        }
+    }
 
     /// The stages of a kernel.
     const fn of(kernel: Kernel) -> &'static [Stage] {
@@ -68,7 +109,7 @@ impl Stage {
             Kernel::Conv2BackwardInput => &[Stage::Conv2BackwardInput],
             Kernel::Conv2BackwardWeights => &[Stage::Conv2BackwardWeights],
             Kernel::Conv1BackwardWeights => &[Stage::Conv1BackwardWeights],
-            Kernel::SumTiles => &[Stage::Conv2SumTiles, Stage::Conv1SumTiles],
+            Kernel::SumTiles => &[Stage::Conv1SumTiles],
         }
     }
 
@@ -92,10 +133,9 @@ impl Stage {
             Stage::Dense2BackwardWeights => weights(&DENSE2),
             Stage::Dense3BackwardWeights => weights(&DENSE3),
             Stage::Conv2BackwardInput => (14, tiles),
-            Stage::Conv2BackwardWeights => (CONV2_UNITS as u32, tiles),
+            Stage::Conv2BackwardWeights => (CONV2.in_channels as u32, 1),
             Stage::Conv1BackwardWeights => (CONV1_UNITS as u32, tiles),
-            Stage::Conv2SumTiles => ((CONV1_MAXIMA_FIRST / LANES) as u32, 1),
-            Stage::Conv1SumTiles => (((CONV_MAXIMA - CONV1_MAXIMA_FIRST) / LANES) as u32, 1),
+            Stage::Conv1SumTiles => ((CONV1_MAXIMA / LANES) as u32, 1),
         }
     }
 }
@@ -105,17 +145,27 @@ struct BoundStage {
     bindings: wgpu::BindGroup,
 }
 
+/// The commands of a step, in two submissions.
+struct Recorded {
+    samples: usize,
+    halves: [wgpu::CommandBuffer; 2],
+}
+
 pub(super) struct Instance {
     gpu: Gpu,
     fixed: Fixed,
     room: Room,
     /// By [`Stage`]; all are there once every kernel is compiled.
-    stages: [Option<BoundStage>; Stage::COUNT],
+    stages: [Option<BoundStage>; Stage::ALL.len()],
     /// Samples of the submission and the tiles that they fill.
     samples: usize,
     tiles: u32,
     sample_words: Vec<u32>,
-    train_samples: u32,
+    images: Images,
+    /// The commands of the next step, if it has as many samples as the last one.
+    recorded: Option<Recorded>,
+    /// The commands of the step's second half.
+    second_half: Option<wgpu::CommandBuffer>,
     /// The submissions under way, by what they leave.
     dense: Option<wgpu::SubmissionIndex>,
     conv: Option<wgpu::SubmissionIndex>,
@@ -123,18 +173,19 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// A device with its resources; `train_samples` images of the training set come before the
-    /// test set's. Every kernel must be compiled before the first step.
-    pub fn new(gpu: Gpu, fixed: Fixed, room: Room, train_samples: u32) -> Instance {
+    /// A device with its resources. Every kernel must be compiled before the first step.
+    pub fn new(gpu: Gpu, fixed: Fixed, room: Room, images: Images) -> Instance {
         Instance {
             gpu,
             fixed,
             room,
-            stages: [const { None }; Stage::COUNT],
+            stages: [const { None }; Stage::ALL.len()],
             samples: 0,
             tiles: 0,
             sample_words: Vec::new(),
-            train_samples,
+            images,
+            recorded: None,
+            second_half: None,
             dense: None,
             conv: None,
             logits: None,
@@ -161,7 +212,7 @@ impl Instance {
             let bindings = self.bindings(stage, &pipeline);
             self.stages[stage as usize] = Some(BoundStage { pipeline: pipeline.clone(), bindings });
         }
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        let mut encoder = self.encoder();
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for &stage in Stage::of(kernel) {
             self.dispatch(&mut pass, stage, (1, 1));
@@ -169,6 +220,18 @@ impl Instance {
         drop(pass);
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.gpu.wait(Some(submission))
+    }
+
+    /// Puts the images in the place of those that the kernels were compiled with.
+    pub fn show(&mut self, images: Images) {
+        self.images = images;
+        for stage in Stage::ALL {
+            if let Some(BoundStage { pipeline, .. }) = &self.stages[stage as usize] {
+                let bindings = self.bindings(stage, pipeline);
+                let pipeline = pipeline.clone();
+                self.stages[stage as usize] = Some(BoundStage { pipeline, bindings });
+            }
+        }
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -180,25 +243,58 @@ impl Instance {
         self.room.tiles
     }
 
-    /// Submits forward and backward over training samples; at most [`Instance::tiles_max`] tiles.
+    /// Submits the first half of a step over training samples, at most [`Instance::tiles_max`]
+    /// tiles: the forward pass and the fully connected layers' backward pass.
     pub fn begin(
         &mut self,
         texels: &[[f32; 4]],
         samples: &[u32],
         fixed_point: &FixedPoint,
     ) -> Result<(), GpuError> {
-        let mut encoder = self.upload(texels, samples.iter().copied(), Some(fixed_point))?;
-        self.encode_forward(&mut encoder);
-        self.encode_dense_backward(&mut encoder);
-        self.dense = Some(self.gpu.queue.submit([encoder.finish()]));
+        self.upload(texels, samples.iter().copied(), Some(fixed_point))?;
+        let fitting = self.recorded.take().filter(|recorded| recorded.samples == self.samples);
+        let [first_half, second_half] = fitting.unwrap_or_else(|| self.record()).halves;
+        self.second_half = Some(second_half);
+        self.dense = Some(self.gpu.queue.submit([first_half]));
         let bytes = dense_bytes(self.samples);
         self.room.dense_readback.map_async(wgpu::MapMode::Read, ..bytes, |_| {});
-
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
-        self.encode_conv_backward(&mut encoder);
-        self.conv = Some(self.gpu.queue.submit([encoder.finish()]));
-        self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
         self.room.upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        Ok(())
+    }
+
+    /// Records the commands of another step with as many samples, while the device computes.
+    pub fn prepare(&mut self) {
+        if self.dense.is_some() && self.recorded.is_none() {
+            self.recorded = Some(self.record());
+        }
+    }
+
+    fn record(&self) -> Recorded {
+        let mut first_half = self.encoder();
+        self.encode_upload(&mut first_half);
+        self.encode_forward(&mut first_half);
+        self.encode_dense_backward(&mut first_half);
+        let mut second_half = self.encoder();
+        self.encode_conv_backward(&mut second_half);
+        Recorded {
+            samples: self.samples,
+            halves: [first_half, second_half].map(wgpu::CommandEncoder::finish),
+        }
+    }
+
+    /// Waits for the first half of a step, if it is under way, and submits the second: the
+    /// convolutions' backward pass.
+    ///
+    /// Submitted together with the first, it would make lavapipe block until that has run, and
+    /// another device's work would have to wait for its turn: wgpu chains submissions by binary
+    /// semaphores, and the driver takes a wait for one only when it has been signalled.
+    pub fn continue_step(&mut self) -> Result<(), GpuError> {
+        let (Some(dense), Some(second_half)) = (&self.dense, self.second_half.take()) else {
+            return Ok(());
+        };
+        self.gpu.wait(Some(dense.clone()))?;
+        self.conv = Some(self.gpu.queue.submit([second_half]));
+        self.fixed.conv_readback.map_async(wgpu::MapMode::Read, .., |_| {});
         Ok(())
     }
 
@@ -208,8 +304,10 @@ impl Instance {
         texels: &[[f32; 4]],
         samples: Range<u32>,
     ) -> Result<(), GpuError> {
-        let first = self.train_samples;
-        let mut encoder = self.upload(texels, samples.map(|sample| first + sample), None)?;
+        let first = self.images.train_samples;
+        self.upload(texels, samples.map(|sample| first + sample), None)?;
+        let mut encoder = self.encoder();
+        self.encode_upload(&mut encoder);
         self.encode_forward(&mut encoder);
         let bytes = logits_bytes(self.tiles);
         encoder.copy_buffer_to_buffer(&self.room.logits, 0, &self.room.logits_readback, 0, bytes);
@@ -248,6 +346,18 @@ impl Instance {
         self.read(submission, &self.room.logits_readback, bytes, |quads| read(quads, self.samples))
     }
 
+    /// Times each stage alone over the last step's samples, and the copies between them.
+    pub fn time_stages(&mut self) -> Result<KernelTimes, GpuError> {
+        let mut stopwatch = Stopwatch::new(&self.gpu)?;
+        for stage in Stage::ALL {
+            stopwatch.time(stage.name(), |encoder| self.run(encoder, &[stage]))?;
+        }
+        stopwatch.time("copies to textures", |encoder| {
+            self.room.planes().for_each(|plane| plane.copy(encoder, self.tiles));
+        })?;
+        Ok(stopwatch.finish())
+    }
+
     /// Waits for a submission whose result is being mapped, and hands the result to `read`.
     fn read(
         &self,
@@ -264,14 +374,16 @@ impl Instance {
         Ok(())
     }
 
-    /// Begins the commands of a step with the copy of what changed: parameters, samples, scales.
+    /// Puts what changed for a submission where its commands fetch it: parameters, samples, scales.
     fn upload(
         &mut self,
         texels: &[[f32; 4]],
         samples: impl ExactSizeIterator<Item = u32>,
         fixed_point: Option<&FixedPoint>,
-    ) -> Result<wgpu::CommandEncoder, GpuError> {
-        // A step that was begun but not finished still holds its buffers.
+    ) -> Result<(), GpuError> {
+        // A step that was begun but not finished still holds its buffers; its second half is
+        // never computed.
+        self.second_half = None;
         self.finish_dense(|_| {})?;
         self.finish_conv(|_, _| {})?;
         self.finish_logits(|_, _| {})?;
@@ -279,33 +391,43 @@ impl Instance {
         self.samples = samples.len();
         self.tiles = self.samples.div_ceil(LANES) as u32;
         assert!(self.tiles <= self.room.tiles, "the caller keeps to tiles_max");
-        // The fully connected kernels take several tiles at once: those behind the last are empty.
-        let lanes = (self.tiles as usize).next_multiple_of(DENSE_TILES) * LANES;
         self.sample_words.clear();
         self.sample_words.extend(samples);
-        self.sample_words.resize(lanes, NO_SAMPLE);
-        let scales: [[f32; 2]; SCALE_COUNT] = std::array::from_fn(|k| {
-            fixed_point.map_or([0.0; 2], |fixed| [fixed.factor(k), fixed.limits[k]])
-        });
+        self.sample_words.resize(self.lanes(), NO_SAMPLE);
+        let scales: [f32; SCALE_COUNT] =
+            std::array::from_fn(|k| fixed_point.map_or(0.0, |fixed| fixed.factor(k)));
 
-        let parts: [(&wgpu::Buffer, &[u8]); 3] = [
-            (&self.room.samples, bytemuck::cast_slice(&self.sample_words)),
-            (&self.fixed.scales, bytemuck::cast_slice(&scales)),
-            (&self.fixed.tiles, bytemuck::bytes_of(&self.tiles)),
-        ];
         let upload = &self.room.upload;
-        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         let mut view = upload.get_mapped_range_mut(..).map_err(|error| self.gpu.refused(error))?;
-        let texels: &[u8] = bytemuck::cast_slice(texels);
-        view.slice(..texels.len()).copy_from_slice(texels);
-        let mut place = texels.len();
-        for (buffer, bytes) in parts {
+        let mut place = 0;
+        for bytes in [
+            bytemuck::cast_slice(texels),
+            bytemuck::cast_slice(&self.sample_words),
+            bytemuck::cast_slice(&scales),
+            bytemuck::bytes_of(&self.tiles),
+        ] {
+            let bytes: &[u8] = bytes;
             view.slice(place..place + bytes.len()).copy_from_slice(bytes);
-            encoder.copy_buffer_to_buffer(upload, place as u64, buffer, 0, bytes.len() as u64);
             place += bytes.len();
         }
         drop(view);
         upload.unmap();
+        Ok(())
+    }
+
+    /// Lanes of a submission. The fully connected kernels take several tiles at once: those behind
+    /// the last are empty.
+    fn lanes(&self) -> usize {
+        (self.tiles as usize).next_multiple_of(DENSE_TILES) * LANES
+    }
+
+    fn encoder(&self) -> wgpu::CommandEncoder {
+        self.gpu.device.create_command_encoder(&Default::default())
+    }
+
+    /// Fetches what [`Instance::upload`] has put there.
+    fn encode_upload(&self, encoder: &mut wgpu::CommandEncoder) {
+        let upload = &self.room.upload;
         encoder.copy_buffer_to_texture(
             wgpu::TexelCopyBufferInfo {
                 buffer: upload,
@@ -318,7 +440,15 @@ impl Instance {
             self.fixed.parameters.as_image_copy(),
             self.fixed.parameters.size(),
         );
-        Ok(encoder)
+        let mut place = (PARAMETER_ROWS * PARAMETER_COLUMNS) as u64 * TEXEL_BYTES;
+        for (buffer, bytes) in [
+            (&self.room.samples, self.lanes() as u64 * 4),
+            (&self.fixed.scales, self.fixed.scales.size()),
+            (&self.fixed.tiles, self.fixed.tiles.size()),
+        ] {
+            encoder.copy_buffer_to_buffer(upload, place, buffer, 0, bytes);
+            place += bytes;
+        }
     }
 
     fn encode_forward(&self, encoder: &mut wgpu::CommandEncoder) {
@@ -356,20 +486,21 @@ impl Instance {
     }
 
     fn encode_conv_backward(&self, encoder: &mut wgpu::CommandEncoder) {
-        let Room { d_pooled2, d_pooled1, partials2, partials1, .. } = &self.room;
+        let Room { d_pooled2, d_pooled1, partials1, .. } = &self.room;
         let tiles = self.tiles;
         self.run(encoder, &[Stage::Dense1BackwardInput]);
         d_pooled2.copy(encoder, tiles);
         self.run(encoder, &[Stage::Conv2BackwardInput, Stage::Conv2BackwardWeights]);
         d_pooled1.copy(encoder, tiles);
-        partials2.copy(encoder, tiles);
-        self.run(encoder, &[Stage::Conv1BackwardWeights, Stage::Conv2SumTiles]);
+        self.run(encoder, &[Stage::Conv1BackwardWeights]);
         partials1.copy(encoder, tiles);
         self.run(encoder, &[Stage::Conv1SumTiles]);
 
         let parts = [
-            (&self.fixed.conv_sums, CONV_SUMS as u64 * TEXEL_BYTES),
-            (&self.fixed.conv_maxima, CONV_MAXIMA as u64 * 4),
+            (&self.fixed.conv2_sums, CONV2_SUMS as u64 * TEXEL_BYTES),
+            (&self.fixed.conv1_sums, CONV1_SUMS as u64 * TEXEL_BYTES),
+            (&self.fixed.conv2_maxima, CONV2_MAXIMA as u64 * 4),
+            (&self.fixed.conv1_maxima, CONV1_MAXIMA as u64 * 4),
         ];
         gather(encoder, &parts, &self.fixed.conv_readback);
     }
@@ -395,14 +526,12 @@ impl Instance {
         let (fixed, room) = (&self.fixed, &self.room);
         let buffer = wgpu::Buffer::as_entire_binding;
         let parameters = wgpu::BindingResource::TextureView(&fixed.parameters_view);
-        let images = wgpu::BindingResource::TextureView(&fixed.images);
+        let images = wgpu::BindingResource::TextureView(&self.images.images);
         let samples = buffer(&room.samples);
-        let normalization = buffer(&fixed.normalization);
+        let normalization = buffer(&self.images.normalization);
         let (scales, tiles) = (buffer(&fixed.scales), buffer(&fixed.tiles));
         let [dense1, dense2, dense3] = fixed.dense.each_ref().map(buffer);
-        let [conv1, conv2] = fixed.conv.each_ref().map(buffer);
         let (dense_sums, dense_maxima) = (buffer(&fixed.dense_sums), buffer(&fixed.dense_maxima));
-        let (conv_sums, conv_maxima) = (buffer(&fixed.conv_sums), buffer(&fixed.conv_maxima));
         let resources = match stage {
             Stage::Conv1Forward => vec![
                 samples,
@@ -426,7 +555,7 @@ impl Instance {
             }
             Stage::Head => vec![
                 samples,
-                buffer(&fixed.labels),
+                buffer(&self.images.labels),
                 scales,
                 parameters,
                 dense3,
@@ -475,10 +604,13 @@ impl Instance {
                 room.d_pooled1.written(),
             ],
             Stage::Conv2BackwardWeights => vec![
+                scales,
+                tiles,
                 room.pooled1.read(),
                 room.d_pooled2.read(),
                 room.slopes2.read(),
-                room.partials2.written(),
+                buffer(&fixed.conv2_sums),
+                buffer(&fixed.conv2_maxima),
             ],
             Stage::Conv1BackwardWeights => vec![
                 samples,
@@ -488,12 +620,13 @@ impl Instance {
                 room.slopes1.read(),
                 room.partials1.written(),
             ],
-            Stage::Conv2SumTiles => {
-                vec![scales, conv2, tiles, room.partials2.read(), conv_sums, conv_maxima]
-            }
-            Stage::Conv1SumTiles => {
-                vec![scales, conv1, tiles, room.partials1.read(), conv_sums, conv_maxima]
-            }
+            Stage::Conv1SumTiles => vec![
+                scales,
+                tiles,
+                room.partials1.read(),
+                buffer(&fixed.conv1_sums),
+                buffer(&fixed.conv1_maxima),
+            ],
         };
         let entries: Vec<wgpu::BindGroupEntry<'_>> = resources
             .into_iter()

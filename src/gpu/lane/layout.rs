@@ -1,8 +1,8 @@
 //! Where parameters lie in the parameter texture, and how the kernels' sums become words.
 //!
-//! Features that leave convolution 2 are ordered (position, channel) here and not (channel,
-//! position) as in PyTorch, so that a texel holds four channels of one position. This module is
-//! the only place that knows both orders.
+//! Features that leave convolution 2 are ordered here by pooled rows, and not by channels as in
+//! PyTorch: four positions of each channel, then the fifth of each. So a texel holds what one lane
+//! needs, be it a sample or a channel. This module is the only place that knows both orders.
 
 use crate::model::layers::{CONV1, CONV2, Dense, FC1, FC2, FC3};
 use crate::model::layout::{
@@ -14,8 +14,8 @@ use crate::model::layout::{
 pub(super) const LANES: usize = 16;
 /// Places of a convolution's kernel, and the bias behind them.
 pub(super) const PLACES: usize = 26;
-/// In- and out-channel quads of convolution 2: workgroups of its weight gradient.
-pub(super) const CONV2_UNITS: usize = CONV2.in_channels * CONV2.out_channels / 4;
+/// Vectors of four that hold them.
+const PLACE_QUADS: usize = PLACES.div_ceil(4);
 /// Channel triples of convolution 1: workgroups of its weight gradient.
 pub(super) const CONV1_UNITS: usize = CONV1.out_channels / 3;
 
@@ -130,20 +130,16 @@ const DENSE: [DenseShape; 3] = [DENSE1, DENSE2, DENSE3];
 /// Vectors of four sums of the fully connected layers.
 pub(super) const DENSE_SUMS: usize = DENSE3.sums_end();
 pub(super) const DENSE_MAXIMA: usize = DENSE3.maxima_end();
-/// Vectors of four sums of the convolutions: convolution 2's, then convolution 1's.
-pub(super) const CONV_SUMS: usize = CONV1_SUMS_FIRST + CONV1_UNITS * PLACES;
-pub(super) const CONV1_SUMS_FIRST: usize = CONV2_UNITS * PLACES;
+/// Vectors of four sums of convolution 2 (in-channel, out-channel, place) and of convolution 1
+/// (channel triple, place, channel).
+pub(super) const CONV2_SUMS: usize = CONV2.in_channels * CONV2.out_channels * PLACE_QUADS;
+pub(super) const CONV1_SUMS: usize = CONV1_UNITS * PLACES;
+pub(super) const CONV_SUMS: usize = CONV2_SUMS + CONV1_SUMS;
+/// A maximum of the weights and one of the bias a lane.
+pub(super) const CONV2_MAXIMA: usize = CONV2.in_channels * CONV2.out_channels * 2;
 /// A maximum a lane, whole workgroups.
-pub(super) const CONV1_MAXIMA_FIRST: usize = (CONV2_UNITS * PLACES).next_multiple_of(LANES);
-pub(super) const CONV_MAXIMA: usize =
-    CONV1_MAXIMA_FIRST + (CONV1_UNITS * PLACES).next_multiple_of(LANES);
-
-/// What sum_tiles reads as `Layer`, for each convolution: workgroups of the weights' gradient, first
-/// sum, first maximum, first scale.
-pub(super) const CONV_SUM_WORDS: [[u32; 4]; 2] = [
-    [CONV1_UNITS as u32, CONV1_SUMS_FIRST as u32, CONV1_MAXIMA_FIRST as u32, 0],
-    [CONV2_UNITS as u32, 0, 0, 2],
-];
+pub(super) const CONV1_MAXIMA: usize = CONV1_SUMS.next_multiple_of(LANES);
+pub(super) const CONV_MAXIMA: usize = CONV2_MAXIMA + CONV1_MAXIMA;
 
 /// Rows of the parameter texture: fc1, fc2 and fc3 (a row an output, padded to quads), then
 /// convolution 1 (one row, 8 texels a channel), then convolution 2 twice.
@@ -152,7 +148,8 @@ pub(super) const CONV1_ROW: usize = DENSE3.row + DENSE3.output_quads() * 4;
 pub(super) const CONV2_ROW: usize = CONV1_ROW + 1;
 /// A row for each (out-channel, in-channel triple); a texel is a kernel place of three in-channels.
 /// A kernel row of zeros, never written, lies before and after the others.
-pub(super) const CONV2_TRANSPOSED_ROW: usize = CONV2_ROW + CONV2_UNITS;
+pub(super) const CONV2_TRANSPOSED_ROW: usize =
+    CONV2_ROW + CONV2.in_channels * CONV2.out_channels / 4;
 pub(super) const PARAMETER_ROWS: usize =
     CONV2_TRANSPOSED_ROW + CONV2.out_channels * CONV2.in_channels / 3;
 /// Texels of a row: fc1's 100 input quads and its bias, rounded up to 256 bytes.
@@ -160,8 +157,22 @@ pub(super) const PARAMETER_COLUMNS: usize = 112;
 
 /// Kernel places of a convolution.
 const KERNEL: usize = CONV2.kernel_side * CONV2.kernel_side;
-/// Positions after convolution 2.
-const POSITIONS: usize = CONV2.pooled_side() * CONV2.pooled_side();
+/// PyTorch's place of each feature that leaves convolution 2.
+const FEATURES: [usize; FC1.inputs] = features();
+
+const fn features() -> [usize; FC1.inputs] {
+    let (side, channels) = (CONV2.pooled_side(), CONV2.out_channels);
+    let mut features = [0; FC1.inputs];
+    let mut n = 0;
+    while n < FC1.inputs {
+        let (row, rest) = (n / (side * channels), n % (side * channels));
+        let (channel, column) =
+            if rest < 4 * channels { (rest / 4, rest % 4) } else { (rest - 4 * channels, 4) };
+        features[n] = (channel * side + row) * side + column;
+        n += 1;
+    }
+    features
+}
 
 /// Lays the flat parameter vector out as texels; cells that hold no parameter are not written.
 pub(super) fn pack_parameters(parameters: &[f32], texels: &mut [[f32; 4]]) {
@@ -174,11 +185,9 @@ pub(super) fn pack_parameters(parameters: &[f32], texels: &mut [[f32; 4]]) {
         for (o, (weights, &bias)) in weights.zip(biases).enumerate() {
             let texels = &mut texels[row(shape.row + o)];
             if shape.weight == FC1_WEIGHT {
-                let texels = texels[..shape.input_quads()].as_flattened_mut();
-                for (p, texels) in texels.chunks_exact_mut(CONV2.out_channels).enumerate() {
-                    for (c, value) in texels.iter_mut().enumerate() {
-                        *value = weights[c * POSITIONS + p];
-                    }
+                let values = texels[..shape.input_quads()].as_flattened_mut();
+                for (value, &feature) in values.iter_mut().zip(&FEATURES) {
+                    *value = weights[feature];
                 }
             } else {
                 texels[..shape.input_quads()].as_flattened_mut().copy_from_slice(weights);
@@ -222,10 +231,8 @@ pub(super) fn unpack_dense_sums(sums: &[[u32; 4]], words: &mut [u32]) {
             let place = shape.weight.offset - origin + o * inputs;
             let words_of_output = &mut words[place..place + inputs];
             if shape.weight == FC1_WEIGHT {
-                for (c, words) in words_of_output.chunks_exact_mut(POSITIONS).enumerate() {
-                    for (p, word) in words.iter_mut().enumerate() {
-                        *word = sums[p * CONV2.out_channels + c];
-                    }
+                for (&sum, &feature) in sums.iter().zip(&FEATURES) {
+                    words_of_output[feature] = sum;
                 }
             } else {
                 words_of_output.copy_from_slice(&sums[..inputs]);
@@ -251,17 +258,14 @@ pub(super) fn unpack_dense_maxima(maxima: &[u32], words: &mut [u32]) {
 
 /// Puts the convolutions' sums, [`CONV_SUMS`] vectors, in the flat vector's order.
 pub(super) fn unpack_conv_sums(sums: &[[u32; 4]], words: &mut [u32]) {
-    let (sums2, sums1) = sums.split_at(CONV1_SUMS_FIRST);
-    for (unit, sums) in sums2.chunks_exact(PLACES).enumerate() {
-        let (i, first) = (unit / 4, unit % 4 * 4);
-        for (k, sums) in sums[..KERNEL].iter().enumerate() {
-            for (c, &sum) in sums.iter().enumerate() {
-                let weight = ((first + c) * CONV2.in_channels + i) * KERNEL + k;
-                words[CONV2_WEIGHT.offset + weight] = sum;
-            }
-        }
+    let (sums2, sums1) = sums.split_at(CONV2_SUMS);
+    for (unit, sums) in sums2.chunks_exact(PLACE_QUADS).enumerate() {
+        let (i, o) = (unit / CONV2.out_channels, unit % CONV2.out_channels);
+        let sums = sums.as_flattened();
+        let weight = CONV2_WEIGHT.offset + (o * CONV2.in_channels + i) * KERNEL;
+        words[weight..weight + KERNEL].copy_from_slice(&sums[..KERNEL]);
         // Every in-channel's workgroup has the same bias gradient.
-        words[CONV2_BIAS.offset + first..][..4].copy_from_slice(&sums[KERNEL]);
+        words[CONV2_BIAS.offset + o] = sums[KERNEL];
     }
     for (unit, sums) in sums1.chunks_exact(PLACES).enumerate() {
         for (k, sums) in sums.iter().enumerate() {
@@ -279,13 +283,13 @@ pub(super) fn unpack_conv_sums(sums: &[[u32; 4]], words: &mut [u32]) {
 
 /// The largest of the convolutions' maxima by tensor: weight and bias of convolution 1, then 2.
 pub(super) fn unpack_conv_maxima(maxima: &[u32], words: &mut [u32]) {
-    let (maxima2, maxima1) = maxima.split_at(CONV1_MAXIMA_FIRST);
-    let layers = [(maxima1, CONV1_UNITS), (maxima2, CONV2_UNITS)];
-    for ((maxima, units), words) in layers.into_iter().zip(words.chunks_exact_mut(2)) {
-        for (i, &maximum) in maxima[..units * PLACES].iter().enumerate() {
-            let tensor = usize::from(i % PLACES == KERNEL);
-            words[tensor] = words[tensor].max(maximum);
-        }
+    let (maxima2, maxima1) = maxima.split_at(CONV2_MAXIMA);
+    for (i, &maximum) in maxima1[..CONV1_SUMS].iter().enumerate() {
+        let tensor = usize::from(i % PLACES == KERNEL);
+        words[tensor] = words[tensor].max(maximum);
+    }
+    for (i, &maximum) in maxima2.iter().enumerate() {
+        words[2 + i % 2] = words[2 + i % 2].max(maximum);
     }
 }
 
@@ -328,16 +332,18 @@ mod tests {
     fn convolution_sums_come_back_to_where_their_weights_are() {
         let texels = packed_indices();
         let mut sums = vec![[0; 4]; CONV_SUMS];
-        for unit in 0..CONV2_UNITS {
+        for unit in 0..CONV2.in_channels * CONV2.out_channels {
+            let (i, o) = (unit / CONV2.out_channels, unit % CONV2.out_channels);
             for k in 0..PLACES {
-                let row = CONV2_ROW + unit % 4 * CONV2.in_channels + unit / 4;
-                sums[unit * PLACES + k] = texel(&texels, row, k);
+                let row = CONV2_ROW + o / 4 * CONV2.in_channels + i;
+                let sums = sums[unit * PLACE_QUADS..][..PLACE_QUADS].as_flattened_mut();
+                sums[k] = texel(&texels, row, k)[o % 4];
             }
         }
         for channel in 0..CONV1.out_channels {
             for k in 0..PLACES {
                 let value = texel(&texels, CONV1_ROW, channel * 8 + k / 4)[k % 4];
-                sums[CONV1_SUMS_FIRST + channel / 3 * PLACES + k][channel % 3] = value;
+                sums[CONV2_SUMS + channel / 3 * PLACES + k][channel % 3] = value;
             }
         }
         let range = CONVOLUTION_BUCKET.parameter_range();
@@ -375,10 +381,10 @@ mod tests {
         assert_eq!(words, [0, 0, 7, 8, 0, 0]);
 
         let mut maxima = vec![0; CONV_MAXIMA];
-        maxima[CONV1_MAXIMA_FIRST] = 1;
-        maxima[CONV1_MAXIMA_FIRST + KERNEL] = 2;
-        maxima[PLACES] = 3;
-        maxima[PLACES + KERNEL] = 4;
+        maxima[CONV2_MAXIMA] = 1;
+        maxima[CONV2_MAXIMA + KERNEL] = 2;
+        maxima[2] = 3;
+        maxima[3] = 4;
         let mut words = [0; 4];
         unpack_conv_maxima(&maxima, &mut words);
         assert_eq!(words, [1, 2, 3, 4]);

@@ -12,6 +12,7 @@ mod resources;
 mod start;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use self::instance::Instance;
 use self::layout::{
@@ -23,6 +24,7 @@ use self::start::open_devices;
 use super::GpuError;
 use super::device::{AdapterReport, Gpu};
 use super::engine::{EngineSettings, KernelSet, Sums};
+use super::timing::KernelTimes;
 use crate::model::layers::CLASSES;
 use crate::model::layout::{BUCKETS, DENSE_BUCKET, STATISTIC_WORDS};
 use crate::numerics::fixed_point::FixedPoint;
@@ -46,6 +48,8 @@ pub(super) struct LaneSet {
 
 /// Sums and maxima over the devices, in the kernels' order.
 struct Totals {
+    /// Whether nothing was added yet: what the vectors hold is of the last step.
+    is_empty: bool,
     sums: Vec<[u32; 4]>,
     maxima: Vec<u32>,
 }
@@ -70,9 +74,13 @@ impl LaneSet {
         })
     }
 
-    /// Waits for one step's share of every device that has one and adds it to the totals.
+    /// Waits for the first half of every device's share of the step and adds it to the totals.
     fn collect_dense(&mut self) -> Result<(), GpuError> {
         let LaneSet { instances, sums, dense, statistics, .. } = self;
+        // Each has work again before any result is looked at.
+        for instance in &mut *instances {
+            instance.continue_step()?;
+        }
         for instance in instances {
             instance.finish_dense(|result| {
                 dense.add(*sums, result.sums, result.maxima);
@@ -127,6 +135,8 @@ impl KernelSet for LaneSet {
                     instance.begin(&self.texels, &rest[share], fixed_point)?;
                 }
             }
+            // While they compute, the host is free.
+            self.instances.iter_mut().for_each(Instance::prepare);
             rest = &rest[done..];
             if rest.is_empty() {
                 return Ok(());
@@ -187,19 +197,31 @@ impl KernelSet for LaneSet {
         }
         Ok(())
     }
+
+    fn waited(&self) -> Duration {
+        self.instances.iter().map(|instance| instance.gpu().waited()).sum()
+    }
+
+    fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
+        self.instances[0].time_stages()
+    }
 }
 
 impl Totals {
     fn new(sums: usize, maxima: usize) -> Totals {
-        Totals { sums: vec![[0; 4]; sums], maxima: vec![0; maxima] }
+        Totals { is_empty: true, sums: vec![[0; 4]; sums], maxima: vec![0; maxima] }
     }
 
     fn clear(&mut self) {
-        self.sums.as_flattened_mut().fill(0);
-        self.maxima.fill(0);
+        self.is_empty = true;
     }
 
     fn add(&mut self, kind: Sums, sums: &[[u32; 4]], maxima: &[u32]) {
+        if std::mem::take(&mut self.is_empty) {
+            self.sums.copy_from_slice(sums);
+            self.maxima.copy_from_slice(maxima);
+            return;
+        }
         let totals = self.sums.as_flattened_mut().iter_mut().zip(sums.as_flattened());
         match kind {
             Sums::Exact => totals.for_each(|(total, &sum)| *total = total.wrapping_add(sum)),

@@ -2,11 +2,11 @@
 
 use super::kernels::Variant;
 use super::layout::{
-    CONV_MAXIMA, CONV_SUM_WORDS, CONV_SUMS, CONV1_UNITS, CONV2_UNITS, DENSE_MAXIMA, DENSE_SUMS,
-    DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES, PARAMETER_COLUMNS, PARAMETER_ROWS,
-    PLACES,
+    CONV_MAXIMA, CONV_SUMS, CONV1_MAXIMA, CONV1_SUMS, CONV1_UNITS, CONV2_MAXIMA, CONV2_SUMS,
+    DENSE_MAXIMA, DENSE_SUMS, DENSE_TILES, DENSE1, DENSE2, DENSE3, DenseShape, LANES,
+    PARAMETER_COLUMNS, PARAMETER_ROWS, PLACES,
 };
-use crate::data::dataset::{Dataset, ImageSet};
+use crate::data::dataset::{Dataset, ImageSet, Normalization};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::model::layers::{IMAGE_PIXELS, IMAGE_SIDE, ModelKind};
@@ -46,8 +46,7 @@ impl Plane {
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        // lavapipe compiles a kernel anew for a texture whose size is a power of two; no width is.
-        let texture = texture(gpu, label, format, columns, (rows | 1).max(3));
+        let texture = texture(gpu, label, format, columns, odd_height(rows));
         let view = texture.create_view(&wgpu::TextureViewDescriptor::default());
         Plane { buffer, texture, view, columns, rows_per_tile: rows_per_tile as u32 }
     }
@@ -83,23 +82,57 @@ impl Plane {
     }
 }
 
-/// What does not depend on how many tiles there is room for.
-pub(super) struct Fixed {
+/// The data set on a device.
+pub(super) struct Images {
     pub images: wgpu::TextureView,
     pub labels: wgpu::Buffer,
     pub normalization: wgpu::Buffer,
+    /// Images of the training set; those of the test set follow.
+    pub train_samples: u32,
+}
+
+impl Images {
+    pub fn new(gpu: &Gpu, variant: Variant, dataset: &Dataset) -> Result<Images, GpuError> {
+        let sets = [&dataset.train, &dataset.test];
+        let labels: Vec<u32> =
+            sets.iter().flat_map(|set| &set.labels).map(|&label| u32::from(label)).collect();
+        let normalization = [dataset.normalization.scale, dataset.normalization.offset];
+        Ok(Images {
+            images: image_texture(gpu, variant, sets)?,
+            labels: filled(gpu, "labels", bytemuck::cast_slice(&labels)),
+            normalization: filled(gpu, "normalization", bytemuck::cast_slice(&normalization)),
+            train_samples: dataset.train.labels.len() as u32,
+        })
+    }
+
+    /// One black image, for kernels that are compiled before there are others.
+    pub fn placeholder(gpu: &Gpu, variant: Variant) -> Result<Images, GpuError> {
+        let train = ImageSet { pixels: vec![0; IMAGE_PIXELS], labels: vec![0] };
+        let dataset = Dataset {
+            name: String::new(),
+            train,
+            test: ImageSet::default(),
+            normalization: Normalization { scale: 1.0, offset: 0.0 },
+            sha256: [0; 32],
+        };
+        Images::new(gpu, variant, &dataset)
+    }
+}
+
+/// What does not depend on how many tiles there is room for.
+pub(super) struct Fixed {
     pub scales: wgpu::Buffer,
     pub tiles: wgpu::Buffer,
     /// The shapes of the fully connected layers.
     pub dense: [wgpu::Buffer; 3],
-    /// How the partials of each convolution are summed.
-    pub conv: [wgpu::Buffer; 2],
     pub parameters: wgpu::Texture,
     pub parameters_view: wgpu::TextureView,
     pub dense_sums: wgpu::Buffer,
     pub dense_maxima: wgpu::Buffer,
-    pub conv_sums: wgpu::Buffer,
-    pub conv_maxima: wgpu::Buffer,
+    pub conv2_sums: wgpu::Buffer,
+    pub conv2_maxima: wgpu::Buffer,
+    pub conv1_sums: wgpu::Buffer,
+    pub conv1_maxima: wgpu::Buffer,
     pub conv_readback: wgpu::Buffer,
 }
 
@@ -120,7 +153,6 @@ pub(super) struct Room {
     pub d_hidden1: Plane,
     pub d_pooled2: Plane,
     pub d_pooled1: Plane,
-    pub partials2: Plane,
     pub partials1: Plane,
     pub logits: wgpu::Buffer,
     pub statistics: wgpu::Buffer,
@@ -129,35 +161,28 @@ pub(super) struct Room {
 }
 
 impl Fixed {
-    pub fn new(gpu: &Gpu, variant: Variant, dataset: &Dataset) -> Result<Fixed, GpuError> {
+    pub fn new(gpu: &Gpu) -> Fixed {
         let label = "parameters";
         let (columns, rows) = (PARAMETER_COLUMNS as u32, PARAMETER_ROWS as u32);
         let parameters = texture(gpu, label, wgpu::TextureFormat::Rgba32Float, columns, rows);
         let parameters_view = parameters.create_view(&wgpu::TextureViewDescriptor::default());
-        let normalization = [dataset.normalization.scale, dataset.normalization.offset];
-        let sets = [&dataset.train, &dataset.test];
-        let labels: Vec<u32> =
-            sets.iter().flat_map(|set| &set.labels).map(|&label| u32::from(label)).collect();
         let conv_bytes = CONV_SUMS as u64 * TEXEL_BYTES + CONV_MAXIMA as u64 * 4;
-        Ok(Fixed {
-            images: image_texture(gpu, variant, sets)?,
-            labels: filled(gpu, "labels", bytemuck::cast_slice(&labels)),
-            normalization: filled(gpu, "normalization", bytemuck::cast_slice(&normalization)),
-            scales: storage(gpu, "scales", SCALE_COUNT as u64 * 8),
+        Fixed {
+            scales: storage(gpu, "scales", SCALE_COUNT as u64 * 4),
             tiles: storage(gpu, "tiles", 4),
             dense: [&DENSE1, &DENSE2, &DENSE3].map(|shape: &DenseShape| {
                 filled(gpu, "dense layer", bytemuck::cast_slice(&shape.words()))
             }),
-            conv: CONV_SUM_WORDS
-                .map(|words| filled(gpu, "convolution", bytemuck::cast_slice(&words))),
             parameters,
             parameters_view,
             dense_sums: storage(gpu, "dense sums", DENSE_SUMS as u64 * TEXEL_BYTES),
             dense_maxima: storage(gpu, "dense maxima", DENSE_MAXIMA as u64 * 4),
-            conv_sums: storage(gpu, "conv sums", CONV_SUMS as u64 * TEXEL_BYTES),
-            conv_maxima: storage(gpu, "conv maxima", CONV_MAXIMA as u64 * 4),
+            conv2_sums: storage(gpu, "conv2 sums", CONV2_SUMS as u64 * TEXEL_BYTES),
+            conv2_maxima: storage(gpu, "conv2 maxima", CONV2_MAXIMA as u64 * 4),
+            conv1_sums: storage(gpu, "conv1 sums", CONV1_SUMS as u64 * TEXEL_BYTES),
+            conv1_maxima: storage(gpu, "conv1 maxima", CONV1_MAXIMA as u64 * 4),
             conv_readback: readback(gpu, "conv readback", conv_bytes),
-        })
+        }
     }
 }
 
@@ -201,7 +226,6 @@ impl Room {
             d_hidden1: values("d hidden 1", DENSE1.output_quads(), 1),
             d_pooled2: values("d pooled 2", DENSE1.input_quads(), 1),
             d_pooled1: values("d pooled 1", 49, 6),
-            partials2: values("partials 2", PLACES, CONV2_UNITS),
             partials1: values("partials 1", PLACES, CONV1_UNITS),
             logits: storage(gpu, "logits", logits_bytes(tiles)),
             statistics: storage(gpu, "statistics", lanes * TEXEL_BYTES),
@@ -209,6 +233,31 @@ impl Room {
             logits_readback: readback(gpu, "logits readback", logits_bytes(tiles)),
         }
     }
+
+    /// Everything that is copied from a buffer to a texture.
+    pub fn planes(&self) -> impl Iterator<Item = &Plane> {
+        [
+            &self.pooled1,
+            &self.slopes1,
+            &self.pooled2,
+            &self.slopes2,
+            &self.hidden1,
+            &self.hidden2,
+            &self.d_logits,
+            &self.d_hidden2,
+            &self.d_hidden1,
+            &self.d_pooled2,
+            &self.d_pooled1,
+            &self.partials1,
+        ]
+        .into_iter()
+    }
+}
+
+/// Room for at least so many rows: lavapipe compiles a kernel anew for a texture that differs from
+/// the last in whether its sides are powers of two.
+fn odd_height(rows: u32) -> u32 {
+    (rows | 1).max(3)
 }
 
 /// Bytes of the statistics of whole tiles that hold so many samples.
@@ -224,7 +273,7 @@ pub(super) const fn dense_bytes(samples: usize) -> u64 {
 /// Bytes of an upload: parameters, samples, scales, number of tiles.
 const fn upload_bytes(tiles: u32) -> u64 {
     let parameters = (PARAMETER_ROWS * PARAMETER_COLUMNS) as u64 * TEXEL_BYTES;
-    parameters + tiles as u64 * LANES as u64 * 4 + SCALE_COUNT as u64 * 8 + 4
+    parameters + tiles as u64 * LANES as u64 * 4 + SCALE_COUNT as u64 * 4 + 4
 }
 
 pub(super) const fn logits_bytes(tiles: u32) -> u64 {
@@ -300,11 +349,11 @@ fn image_texture(
             samples: (rows_max * per_row).saturating_sub(sets[1].labels.len()) as u64,
         });
     }
-    let (width, height) = (per_row as u32 * IMAGE_TEXELS, rows as u32);
+    let (width, height) = (per_row as u32 * IMAGE_TEXELS, odd_height(rows as u32));
     let texture = texture(gpu, "images", wgpu::TextureFormat::Rgba32Uint, width, height);
     let mut images = sets.iter().flat_map(|set| set.pixels.chunks_exact(IMAGE_PIXELS));
     let mut bytes = vec![0; row_bytes];
-    for row in 0..height {
+    for row in 0..rows as u32 {
         // The border's bytes are never written and stay 0.
         for texels in bytes.chunks_exact_mut(row_bytes / per_row) {
             let Some(image) = images.next() else { break };

@@ -1,7 +1,7 @@
 //! The start: devices opened and kernels compiled side by side, none of them twice.
 //!
 //! lavapipe compiles a kernel when it first runs, in a tenth to half of a second, and keeps the
-//! result in a cache on disk. Whoever compiles a kernel, be it a device of this worker or another
+//! result in a cache on disk. The data set may be read meanwhile: a single image stands in for it. Whoever compiles a kernel, be it a device of this worker or another
 //! worker of the machine, holds the kernel's lock; the others go on with the next kernel and come
 //! back when the cache has it.
 
@@ -13,7 +13,7 @@ use std::thread;
 use super::instance::Instance;
 use super::kernels::{Kernel, Sources, Variant};
 use super::layout::LANES;
-use super::resources::{Fixed, Room, images_per_row};
+use super::resources::{Fixed, Images, Room, images_per_row};
 use crate::gpu::GpuError;
 use crate::gpu::device::Gpu;
 use crate::gpu::engine::EngineSettings;
@@ -83,12 +83,14 @@ fn open_device(
         images_per_row: images_per_row(&gpu),
     };
     let sources = Sources::new(variant);
-    let fixed = Fixed::new(&gpu, variant, &settings.dataset)?;
+    let (fixed, images) = (Fixed::new(&gpu), Images::placeholder(&gpu, variant)?);
     let room = Room::new(&gpu, settings.model, tiles);
-    let train_samples = settings.dataset.train.labels.len() as u32;
-    let mut instance = Instance::new(gpu, fixed, room, train_samples);
+    let mut instance = Instance::new(gpu, fixed, room, images);
 
     let mut compile = |kernel| {
+        if settings.dataset.is_broken() {
+            return Err(GpuError::NoData);
+        }
         instance.compile(kernel, &sources)?;
         // Whoever opens the devices listens until the last one is ready.
         let _ = ready.send(());
@@ -105,6 +107,9 @@ fn open_device(
         let _lock = KernelLock::take(kernel);
         compile(kernel)?;
     }
+    let dataset = settings.dataset.wait().ok_or(GpuError::NoData)?;
+    let images = Images::new(instance.gpu(), variant, dataset)?;
+    instance.show(images);
     Ok(instance)
 }
 
