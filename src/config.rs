@@ -26,6 +26,9 @@ pub struct RunConfig {
     /// Steps over which the learning rate rises linearly to its peak.
     pub warmup_steps: u64,
     pub kernels: Kernels,
+    /// Width of the sums that workers exchange: it bounds the precision of a partial gradient.
+    #[serde(default)]
+    pub wire: Wire,
 }
 
 /// How long a run is.
@@ -82,6 +85,20 @@ pub enum Kernels {
     Reference,
 }
 
+/// Bits of a gradient's sum on its way between workers. With 16 half as many bytes travel, and a
+/// partial gradient keeps fewer bits the more tiles the batch has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wire {
+    #[default]
+    I32,
+    I16,
+}
+
+/// The largest global batch with [`Wire::I16`]: 64 tiles, which leaves a partial gradient 9 bits
+/// and its sign.
+pub const BATCH_MAX_I16: usize = 1 << 10;
+
 /// The largest global batch: indices and counts stay far from 32-bit limits.
 pub const BATCH_MAX: usize = 1 << 20;
 
@@ -93,6 +110,11 @@ const LENGTH_MAX: u64 = 1 << 32;
 pub enum ConfigError {
     #[error("--batch {0}: the global batch must be between 1 and {BATCH_MAX}")]
     Batch(usize),
+    #[error(
+        "--batch {0}: sums of 16 bits hold the gradients of at most {BATCH_MAX_I16} samples; take a \
+         smaller batch, or --wire i32"
+    )]
+    BatchOfI16(usize),
     #[error("--lr {0}: the learning rate must be a finite number above 0")]
     LearningRate(String),
     #[error("--{flag} {value}: must be {expected}")]
@@ -104,6 +126,9 @@ impl RunConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         if self.batch == 0 || self.batch > BATCH_MAX {
             return Err(ConfigError::Batch(self.batch));
+        }
+        if self.wire == Wire::I16 && self.batch > BATCH_MAX_I16 {
+            return Err(ConfigError::BatchOfI16(self.batch));
         }
         if !(self.lr.is_finite() && self.lr > 0.0) {
             return Err(ConfigError::LearningRate(self.lr.to_string()));
@@ -160,6 +185,13 @@ impl RunConfig {
         }
     }
 
+    /// Samples of the batch of a step, counted from the start of the run.
+    pub fn batch_of(&self, step: u64, samples: usize) -> usize {
+        // Below the steps of an epoch, so the product is below the samples.
+        let before = (step % self.steps_per_epoch(samples)) as usize * self.batch;
+        (samples - before).min(self.batch)
+    }
+
     /// SHA-256 over the configuration and the data set's hash: equal digests train equal bits on
     /// the same kind of adapter.
     pub fn digest(&self, dataset_sha256: &[u8; 32]) -> [u8; 32] {
@@ -199,11 +231,12 @@ impl Default for RunConfig {
             seed: 0,
             batch: 128,
             length: Length::Epochs(10),
-            optimizer: OptimizerConfig::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 },
+            optimizer: OptimizerConfig::Sgd { momentum: 0.9, nesterov: false, weight_decay: 5e-4 },
             lr: 0.05,
             schedule: Schedule::default(),
             warmup_steps: 0,
             kernels: Kernels::default(),
+            wire: Wire::default(),
         }
     }
 }

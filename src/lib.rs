@@ -10,15 +10,15 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`config`] | the validated run configuration and its digest |
-//! | [`protocol`] | decisions without IO: collectives as state machines, their cost model |
+//! | [`protocol`] | decisions without IO: collectives and parameter servers as state machines, the cost model |
 //! | [`model`] | LeNet as data: layers, shapes, parameter layout, initial values |
 //! | [`numerics`] | exact fixed-point sums, the optimizer in strict `f32` |
 //! | [`reference`](mod@reference) | forward and backward in plain Rust: the oracle of the shaders |
 //! | [`data`] | IDX files, the synthetic digits, the sample order |
 //! | [`gpu`] | the wgpu shell: adapters, kernels, the gradient engine |
-//! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives |
-//! | [`train`] | the trainer, evaluation, checkpoints, metrics |
-//! | [`launch`] | local worker processes |
+//! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives, the star |
+//! | [`train`] | the trainer, steps by all-reduce or by parameter servers, evaluation, checkpoints, metrics |
+//! | [`launch`] | local processes and threads: workers and servers |
 //! | [`bench`](mod@bench) | benchmarks: the collective among local processes, statistics |
 //! | [`cli`] | one file a subcommand |
 //!

@@ -32,7 +32,7 @@ fn each_size_has_a_row_with_every_result_checked() {
         assert_eq!(lines.len(), rows.len());
         for (line, row) in lines.iter().zip(rows) {
             let cells: Vec<&str> = line.split_whitespace().collect();
-            assert_eq!(cells.len(), 14, "{line}");
+            assert_eq!(cells.len(), 15, "{line}");
             assert_eq!(cells[0], row["bytes"].to_string());
             assert_eq!(row["wrong"], 0);
             assert_eq!(row["times_us"].as_array().unwrap().len(), 3);
@@ -98,4 +98,16 @@ fn a_step_is_taken_apart_by_phase_and_by_kernel() {
     let table = run(&[]);
     assert_eq!(table.lines().filter(|line| line.contains('|')).count(), 1 + 4);
     assert!(table.contains("conv2 backward weights"));
+}
+
+#[test]
+fn a_soak_checks_everything() {
+    let output = annulet()
+        .args(["bench", "collective", "--workers", "3", "--soak", "1", "--soak-seed", "7"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("3 local processes, 1 s, seed 7: "), "{text}");
+    assert!(text.contains(" 0 wrong words"), "{text}");
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use annulet::net::{
     ClusterKey, GroupOptions, IN_FLIGHT_MAX, NetError, PeerAddress, TransportSettings,
@@ -120,12 +120,16 @@ fn vectors_of_many_sizes_are_reduced_in_order() {
 #[test]
 fn all_workers_measure_one_link_and_choose_alike() {
     let selections = in_parallel(form(group(4)), |mut ring| {
-        for words in [1, 10_000, 300_000] {
+        // More often than all algorithms are tried.
+        for words in [1, 10_000, 300_000].repeat(17) {
             let reduction = Reduction::sums(words);
             ring.start(bucket(0, 0), reduction, vec![1; words]).expect("started");
-            ring.finish().expect("finished");
+            assert_eq!(ring.finish().expect("finished"), vec![4; words]);
         }
-        let link = *ring.selection().link().expect("the link was measured");
+        for bytes in [4, 40_000, 1_200_000] {
+            assert!(ring.is_settled(bytes));
+        }
+        let link = ring.link().expect("it was measured");
         let chosen: Vec<_> = ring
             .selections()
             .into_iter()
@@ -213,6 +217,31 @@ fn a_vector_larger_than_all_windows_is_reduced() {
         assert!(ring.finish().expect("finished") == reduced(3, 1, reduction));
         close(ring);
     });
+}
+
+#[test]
+fn an_emulated_link_slows_and_loses_but_changes_nothing() {
+    let words = 50_000;
+    let reduction = Reduction::sums(words);
+    for link in ["100mbit/1ms", "1gbit/0.1ms/2%/jitter=0.2ms"] {
+        let mut group = group(2);
+        for options in &mut group {
+            options.strategy = Strategy::Ring;
+            options.transport.link = Some(link.parse().expect("a link"));
+        }
+        let times = in_parallel(form(group), |mut ring| {
+            let began = Instant::now();
+            ring.start(bucket(0, 0), reduction, vector(ring.rank(), 1, words)).expect("started");
+            assert!(ring.finish().expect("finished") == reduced(2, 1, reduction), "{link}");
+            let took = began.elapsed();
+            close(ring);
+            took
+        });
+        if link == "100mbit/1ms" {
+            // 200 kB at 100 Mbit/s, and two steps of 1 ms: no card is faster than it says.
+            assert!(times.iter().all(|took| took.as_millis() >= 18), "{times:?}");
+        }
+    }
 }
 
 #[test]
@@ -470,6 +499,8 @@ fn a_stalled_ring_says_who_is_awaited() {
         .finish();
     tracing::subscriber::set_global_default(subscriber).expect("no other test sets it");
     let mut group = group(2);
+    // Nothing to choose, so that the first collective is the test's own and not a probe.
+    group.iter_mut().for_each(|options| options.strategy = Strategy::Ring);
     group[0].transport.stall_warning = Duration::from_millis(20);
     let prev = address(&group[1]);
     let expected = format!("waiting for rank 1 at {prev} to send step 3 bucket 0");

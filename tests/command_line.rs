@@ -25,6 +25,7 @@ fn help_is_as_it_was() {
     insta::assert_snapshot!("help", help_of(&["--help"]));
     insta::assert_snapshot!("help_train", help_of(&["train", "--help"]));
     insta::assert_snapshot!("help_worker", help_of(&["worker", "--help"]));
+    insta::assert_snapshot!("help_server", help_of(&["server", "--help"]));
     insta::assert_snapshot!("help_eval", help_of(&["eval", "--help"]));
     insta::assert_snapshot!("help_predict", help_of(&["predict", "--help"]));
     insta::assert_snapshot!("help_bench_collective", help_of(&["bench", "collective", "--help"]));
@@ -71,6 +72,15 @@ fn failures_say_what_to_do_next() {
             "--cluster-key",
             "/nonexistent.key"
         ])
+    );
+    insta::assert_snapshot!("failure_staleness_in_a_ring", failure(&["train", "--staleness", "1"]));
+    insta::assert_snapshot!(
+        "failure_all_workers_spare",
+        failure(&["train", "--topology", "ps", "--workers", "2", "--backup-workers", "2"])
+    );
+    insta::assert_snapshot!(
+        "failure_straggler_out_of_range",
+        failure(&["train", "--workers", "2", "--straggler", "2:20"])
     );
     insta::assert_snapshot!(
         "failure_eval_no_such_checkpoint",

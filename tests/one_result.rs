@@ -67,6 +67,27 @@ fn every_kernel_set_and_both_models() {
 }
 
 #[test]
+fn sums_of_16_bits_are_as_exact() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |wire: &str, workers: &str| {
+        let mut arguments = DATA.to_vec();
+        arguments.extend(["--batch", "100", "--steps", "8", "--kernels", "reference"]);
+        // A fixed algorithm, so that no probe adds bytes of its own.
+        arguments.extend(["--wire", wire, "--algorithm", "ring", "--workers", workers]);
+        train(&folder.path().join(format!("{wire}-{workers}")), &arguments)
+    };
+    let (one, two, three) = (run("i16", "1"), run("i16", "2"), run("i16", "3"));
+    assert_eq!(params_sha256(&one), params_sha256(&two));
+    assert_eq!(params_sha256(&one), params_sha256(&three));
+    let wide = run("i32", "2");
+    assert_ne!(params_sha256(&one), params_sha256(&wide), "rounding is coarser");
+    // Headers, the evaluation and the digests do not shrink; the gradients are nearly all.
+    let bytes = |run: &serde_json::Value| run["bytes_sent"].as_f64().unwrap();
+    let ratio = bytes(&two) / bytes(&wide);
+    assert!((0.5..0.6).contains(&ratio), "{ratio}");
+}
+
+#[test]
 fn another_seed_is_another_result() {
     let folder = tempfile::tempdir().unwrap();
     let run = |seed: &str| {

@@ -1,10 +1,11 @@
-//! Every shader of the portable set, translated for Vulkan, Metal, Direct3D and OpenGL, and held to
-//! WebGPU's default limits: most of those drivers are not here to refuse it.
+//! Every shader, translated for Vulkan, Metal, Direct3D and OpenGL, and those of the
+//! portable set held to WebGPU's default limits: most of those drivers are not here to refuse it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use annulet::gpu::Sums;
+use annulet::gpu::lane::kernels::{Kernel as LaneKernel, Sources, Variant};
 use annulet::gpu::portable::stages::{BufferId, Stage, TILES_PER_SUBMISSION_MAX, Tuning, stages};
 use annulet::gpu::shader::{Access, Binding, Kernel, Reads, SOURCES};
 use annulet::model::ModelKind;
@@ -12,7 +13,9 @@ use annulet::numerics::fixed_point::TILE_SAMPLES;
 use naga::back::pipeline_constants::process_overrides;
 use naga::back::{glsl, hlsl, msl, spv};
 use naga::proc::BoundsCheckPolicies;
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{
+    Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator,
+};
 use naga::{AddressSpace, ImageClass, Module, ShaderStage, StorageAccess, TypeInner};
 
 #[test]
@@ -44,55 +47,82 @@ fn every_source_is_used() {
 #[test]
 fn every_kernel_translates() {
     for kernel in kernels() {
-        let what = describe(&kernel);
-        let entry_point = kernel.source.entry_point.unwrap().to_owned();
         let (module, info) = resolve(&kernel);
-        let chosen = Some((ShaderStage::Compute, entry_point.clone()));
+        let entry_point = kernel.source.entry_point.unwrap();
+        translate(&describe(&kernel), &module, &info, entry_point, false);
+    }
+}
 
-        let options = spv::Options::default();
-        let pipeline = spv::PipelineOptions {
+/// The lane set may be asked for on any adapter; where there are no subgroups, as on OpenGL, it
+/// does without.
+#[test]
+fn every_lane_kernel_translates() {
+    for model in ModelKind::ALL {
+        for sums in [Sums::Exact, Sums::Plain] {
+            for subgroup_size in [0, 4, 8, 16] {
+                let variant = Variant { model, sums, subgroup_size, images_per_row: 128 };
+                let sources = Sources::new(variant);
+                for kernel in LaneKernel::ALL {
+                    let what = format!("{} {variant:?}", kernel.name());
+                    let subgroups = subgroup_size != 0;
+                    let (module, info) = parse(&what, &sources.wgsl(kernel), subgroups);
+                    translate(&what, &module, &info, "main", subgroups);
+                }
+            }
+        }
+    }
+}
+
+/// Translates a module that has no overrides left, as wgpu would for each kind of driver; only
+/// OpenGL has no subgroups.
+fn translate(what: &str, module: &Module, info: &ModuleInfo, entry_point: &str, subgroups: bool) {
+    let entry_point = entry_point.to_owned();
+    let chosen = Some((ShaderStage::Compute, entry_point.clone()));
+
+    let options = spv::Options {
+        lang_version: if subgroups { (1, 3) } else { (1, 0) },
+        ..Default::default()
+    };
+    let pipeline = spv::PipelineOptions {
+        shader_stage: ShaderStage::Compute,
+        entry_point: entry_point.clone(),
+    };
+    let words = spv::write_vec(module, info, &options, Some(&pipeline));
+    assert!(!words.unwrap_or_else(|e| panic!("{what}: SPIR-V: {e}")).is_empty());
+
+    // Metal's first version with all that WebGPU needs.
+    let options = msl::Options { lang_version: (2, 3), ..Default::default() };
+    let pipeline = msl::PipelineOptions { entry_point: chosen.clone(), ..Default::default() };
+    let (text, translation) = msl::write_string(module, info, &options, &pipeline)
+        .unwrap_or_else(|e| panic!("{what}: MSL: {e}"));
+    assert!(translation.entry_point_names.iter().all(Result::is_ok), "{what}");
+    assert!(text.contains("kernel void"), "{what}");
+
+    let shader_model = if subgroups { hlsl::ShaderModel::V6_0 } else { hlsl::ShaderModel::V5_1 };
+    let options = hlsl::Options { shader_model, ..Default::default() };
+    let pipeline = hlsl::PipelineOptions { entry_point: chosen };
+    let mut text = String::new();
+    hlsl::Writer::new(&mut text, &options, &pipeline)
+        .write(module, info, None)
+        .unwrap_or_else(|e| panic!("{what}: HLSL: {e}"));
+    assert!(text.contains("numthreads"), "{what}");
+
+    for version in [glsl::Version::new_gles(310), glsl::Version::Desktop(430)] {
+        if subgroups {
+            continue;
+        }
+        let options = glsl::Options { version, ..Default::default() };
+        let pipeline = glsl::PipelineOptions {
             shader_stage: ShaderStage::Compute,
             entry_point: entry_point.clone(),
+            multiview: None,
         };
-        let words = spv::write_vec(&module, &info, &options, Some(&pipeline));
-        assert!(!words.unwrap_or_else(|e| panic!("{what}: SPIR-V: {e}")).is_empty());
-
-        // Metal's first version with all that WebGPU needs.
-        let options = msl::Options { lang_version: (2, 3), ..Default::default() };
-        let pipeline = msl::PipelineOptions { entry_point: chosen.clone(), ..Default::default() };
-        let (text, translation) = msl::write_string(&module, &info, &options, &pipeline)
-            .unwrap_or_else(|e| panic!("{what}: MSL: {e}"));
-        assert!(translation.entry_point_names.iter().all(Result::is_ok), "{what}");
-        assert!(text.contains("kernel void"), "{what}");
-
-        let options = hlsl::Options { shader_model: hlsl::ShaderModel::V5_1, ..Default::default() };
-        let pipeline = hlsl::PipelineOptions { entry_point: chosen };
         let mut text = String::new();
-        hlsl::Writer::new(&mut text, &options, &pipeline)
-            .write(&module, &info, None)
-            .unwrap_or_else(|e| panic!("{what}: HLSL: {e}"));
-        assert!(text.contains("numthreads"), "{what}");
-
-        for version in [glsl::Version::new_gles(310), glsl::Version::Desktop(430)] {
-            let options = glsl::Options { version, ..Default::default() };
-            let pipeline = glsl::PipelineOptions {
-                shader_stage: ShaderStage::Compute,
-                entry_point: entry_point.clone(),
-                multiview: None,
-            };
-            let mut text = String::new();
-            glsl::Writer::new(
-                &mut text,
-                &module,
-                &info,
-                &options,
-                &pipeline,
-                BoundsCheckPolicies::default(),
-            )
+        let bounds = BoundsCheckPolicies::default();
+        glsl::Writer::new(&mut text, module, info, &options, &pipeline, bounds)
             .and_then(|mut writer| writer.write())
             .unwrap_or_else(|e| panic!("{what}: GLSL {version}: {e}"));
-            assert!(text.contains("void main()"), "{what}");
-        }
+        assert!(text.contains("void main()"), "{what}");
     }
 }
 
@@ -237,21 +267,33 @@ fn describe(kernel: &Kernel) -> String {
 /// The kernel's module with its constants in place, validated with what every adapter can do.
 fn resolve(kernel: &Kernel) -> (Module, ModuleInfo) {
     let what = describe(kernel);
-    let text = kernel.text();
-    let module = naga::front::wgsl::parse_str(&text)
-        .unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(&text)));
-    let validate = |module: &Module| {
-        Validator::new(ValidationFlags::all(), Capabilities::default())
-            .validate(module)
-            .unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(&text)))
-    };
-    let info = validate(&module);
+    let (module, info) = parse(&what, &kernel.text(), false);
     let constants =
         kernel.constants.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
     let entry_point = (ShaderStage::Compute, kernel.source.entry_point.unwrap());
     let (module, _) = process_overrides(&module, &info, Some(entry_point), &constants)
         .unwrap_or_else(|e| panic!("{what}: {e}"));
     let module = module.into_owned();
-    let info = validate(&module);
+    let info = validate(&what, &module, false);
     (module, info)
+}
+
+fn parse(what: &str, text: &str, subgroups: bool) -> (Module, ModuleInfo) {
+    let module = naga::front::wgsl::parse_str(text)
+        .unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(text)));
+    let info = validate(what, &module, subgroups);
+    (module, info)
+}
+
+/// Allows what every adapter can do, and subgroups where they are asked for.
+fn validate(what: &str, module: &Module, subgroups: bool) -> ModuleInfo {
+    let capabilities = match subgroups {
+        true => Capabilities::default() | Capabilities::SUBGROUP,
+        false => Capabilities::default(),
+    };
+    Validator::new(ValidationFlags::all(), capabilities)
+        .subgroup_stages(ShaderStages::COMPUTE)
+        .subgroup_operations(SubgroupOperationSet::all())
+        .validate(module)
+        .unwrap_or_else(|e| panic!("{what}: {e:?}"))
 }

@@ -15,6 +15,7 @@ use annulet::model::layout::BUCKETS;
 use annulet::net::{ClusterKey, GroupOptions, PeerAddress};
 use annulet::numerics::fixed_point::FixedPoint;
 use annulet::reference::engine::ReferenceEngine;
+use annulet::train::all_reduce::{AllReduce, AllReduceParts};
 use annulet::train::collective::{Collective, Group, Solo};
 use annulet::train::engine::{EngineDescription, EngineError, GradientEngine};
 use annulet::train::event::Silent;
@@ -38,21 +39,29 @@ fn trainer(
     dataset: &Arc<Dataset>,
     engine: Box<dyn GradientEngine>,
     collective: Box<dyn Collective>,
-    state: TrainingState,
+    stop: bool,
 ) -> Trainer {
+    let update = AllReduce::new(AllReduceParts {
+        config: config.clone(),
+        dataset: dataset.clone(),
+        engine,
+        collective,
+        stop: Arc::new(AtomicBool::new(stop)),
+        overlap: true,
+    });
     Trainer {
+        state: TrainingState::initial(&config),
         config,
         dataset: dataset.clone(),
         data: plan(),
-        engine,
-        collective,
-        state,
+        update: Box::new(update),
         folder: None,
         checkpoint_every: None,
-        stop: Arc::new(AtomicBool::new(false)),
+        checkpoints_kept: None,
         started_at: Instant::now(),
         members: Vec::new(),
-        overlap: true,
+        heir_of: None,
+        joins: false,
     }
 }
 
@@ -60,10 +69,12 @@ fn reference(config: &RunConfig, dataset: &Arc<Dataset>) -> Box<dyn GradientEngi
     Box::new(ReferenceEngine::new(config.model, dataset.clone()))
 }
 
-/// A ring among threads; each worker's trainer may be changed before it runs.
+/// A ring among threads, of which the worker `stopping` wants to stop at once; each worker's trainer
+/// may be changed before it runs.
 fn run_ring(
     config: &RunConfig,
     workers: usize,
+    stopping: Option<usize>,
     change: impl Fn(usize, &mut Trainer) + Sync,
 ) -> Vec<Result<RunSummary, TrainError>> {
     let dataset = dataset();
@@ -82,9 +93,9 @@ fn run_ring(
                 scope.spawn(move || {
                     let group = Group::join(GroupOptions::new(socket, key, rank, peers)).unwrap();
                     let engine = reference(config, dataset);
-                    let state = TrainingState::initial(config);
+                    let stop = stopping == Some(rank);
                     let mut trainer =
-                        trainer(config.clone(), dataset, engine, Box::new(group), state);
+                        trainer(config.clone(), dataset, engine, Box::new(group), stop);
                     change(rank, &mut trainer);
                     trainer.run(&mut Silent)
                 })
@@ -101,7 +112,7 @@ fn a_redone_step_gives_the_same_bits_on_any_number_of_workers() {
     let config = config(3);
     let mut digests = Vec::new();
     for workers in [1, 2, 3] {
-        for summary in run_ring(&config, workers, shrink) {
+        for summary in run_ring(&config, workers, None, shrink) {
             let summary = summary.unwrap();
             assert_eq!(summary.redone_steps, 1);
             assert_eq!(summary.steps, 3);
@@ -113,24 +124,25 @@ fn a_redone_step_gives_the_same_bits_on_any_number_of_workers() {
 
 #[test]
 fn replicas_that_differ_are_found_before_the_first_step() {
-    let results = run_ring(&config(3), 2, |rank, trainer| {
+    let results = run_ring(&config(3), 2, None, |rank, trainer| {
         if rank == 1 {
             trainer.state.maxima[3] *= 2.0;
         }
     });
+    let finds = |result: &Result<_, TrainError>| {
+        matches!(result, Err(TrainError::ReplicasDiffer { step: 0 }))
+    };
+    assert!(results.iter().any(finds), "{results:?}");
+    // Whoever finds it first may tell the other one before that has found it too.
     for result in results {
-        assert!(matches!(result, Err(TrainError::ReplicasDiffer { step: 0 })), "{result:?}");
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("the replicas differ after step 0"), "{text}");
     }
 }
 
 #[test]
 fn a_wish_to_stop_on_one_worker_ends_all_after_the_same_step() {
-    let results = run_ring(&config(50), 3, |rank, trainer| {
-        if rank == 2 {
-            trainer.stop = Arc::new(AtomicBool::new(true));
-        }
-    });
-    for result in results {
+    for result in run_ring(&config(50), 3, Some(2), |_, _| {}) {
         let summary = result.unwrap();
         assert!(summary.interrupted);
         assert_eq!(summary.steps, 1);
@@ -194,8 +206,7 @@ impl GradientEngine for Misbehaving {
 fn run_misbehaving(maximum: fn(u32) -> f32) -> Result<RunSummary, TrainError> {
     let (config, dataset) = (config(3), dataset());
     let engine = Misbehaving { reference: reference(&config, &dataset), calls: 0, maximum };
-    let state = TrainingState::initial(&config);
-    trainer(config, &dataset, Box::new(engine), Box::new(Solo::default()), state).run(&mut Silent)
+    trainer(config, &dataset, Box::new(engine), Box::new(Solo::default()), false).run(&mut Silent)
 }
 
 #[test]

@@ -87,6 +87,34 @@ class Session:
         self.keep("burn", done, report, None)
         return report
 
+    def annulet_collective(self, workers, size, iterations):
+        """What `annulet bench collective` writes about one size."""
+        a = self.arguments
+        with tempfile.TemporaryDirectory(prefix="annulet-") as folder:
+            path = Path(folder) / "collective.json"
+            command = [a.annulet, "bench", "collective", "--workers", workers, "-J", path]
+            sweep = ["-b", size, "-e", size, "-n", iterations, "-w", warmup(iterations)]
+            done = run([*command, *sweep, *a.annulet_flag], a.timeout)
+            report = json.loads(path.read_text())
+        self.keep("annulet", done, report, None)
+        [row] = report["rows"]
+        return right(row, "annulet")
+
+    def peer_collective(self, workers, size, iterations):
+        """The JSON line of one size of torch_allreduce.py or mpi_allreduce."""
+        a = self.arguments
+        if a.peer == "gloo":
+            sweep = ["--iters", iterations, "--warmup", warmup(iterations)]
+            program = [a.python, HERE / "torch_allreduce.py", "--ranks", workers, *sweep]
+            command = [*program, "--bytes", size]
+        else:
+            launcher = [*a.mpirun.split(), "-np", workers]
+            command = [*launcher, a.mpi_program, iterations, warmup(iterations), size]
+        done = run(command, a.timeout)
+        [report] = json_lines(done.stdout)
+        self.keep(a.peer, done, report, None)
+        return right(report, a.peer)
+
     def keep(self, side, done, report, watch):
         self.runs.append(
             {
@@ -109,12 +137,13 @@ class Session:
         loads = [r["load"] for r in self.runs]
         parts = [m["date"], f"{m['cores']} cores", m["cpu"], f"load {min(loads):.1f}-{max(loads):.1f}"]
         for report in self.reports("annulet")[:1]:
-            kernels = report.get("kernels", "?")
-            parts.append(f"annulet {report['version']} on {report['adapter']} ({kernels} kernels)")
+            parts.append(f"annulet {report['version']}" + computes_on(report))
         for lines in self.reports("torch")[:1]:
             parts.append(f"torch {lines[0]['version']}")
         for report in self.reports("burn")[:1]:
             parts.append(f"burn {report['version']} on {report['adapter']}")
+        for report in (self.reports("gloo") + self.reports("mpi"))[:1]:
+            parts.append(f"{report['peer']} {report['version']}")
         text = "\n" + "; ".join(parts) + "."
         if loads[0] > LOAD_SHARE_MAX * m["cores"]:
             text += " **The machine was busy at the start: measure again.**"
@@ -186,6 +215,46 @@ def ddp(session, arguments):
             comparison.pairs.append((ours["images_per_s"], theirs["images_per_s"]))
         comparisons.append(comparison)
     return comparison_table("DDP gloo", comparisons) + "\n" + session.same_bits()
+
+
+def collective(session, arguments):
+    """The all-reduce alone against Gloo's or Open MPI's: median microseconds by workers and size."""
+    comparisons = []
+    for workers in arguments.workers:
+        for size in arguments.bytes:
+            iterations = arguments.iters if size < LARGE_BYTES else arguments.large_iters
+            progress(f"{workers} workers, {size} bytes, {iterations} iterations")
+            comparison = Comparison(f"n = {workers}, {size} B", "us", more_is_better=False)
+            for ours, theirs in alternate(
+                arguments.pairs,
+                lambda: session.annulet_collective(workers, size, iterations),
+                lambda: session.peer_collective(workers, size, iterations),
+            ):
+                medians = (statistics.median(side["times_us"]) for side in (ours, theirs))
+                comparison.pairs.append(tuple(medians))
+            comparisons.append(comparison)
+    return comparison_table({"gloo": "Gloo", "mpi": "Open MPI"}[arguments.peer], comparisons)
+
+
+# From here on an all-reduce takes long enough for a few iterations to tell.
+LARGE_BYTES = 4 << 20
+
+
+def warmup(iterations):
+    return max(3, iterations // 10)
+
+
+def right(report, side):
+    """The report, if all its results were right."""
+    if report["wrong"]:
+        raise RunFailed(f"{side}: {report['wrong']} wrong elements of {report['bytes']} bytes")
+    return report
+
+
+def computes_on(report):
+    if "adapter" not in report:
+        return ""
+    return f" on {report['adapter']} ({report.get('kernels', '?')} kernels)"
 
 
 def accuracy(session, arguments):
@@ -269,6 +338,7 @@ def training_flags(arguments, seed):
         *("--epochs", arguments.epochs),
         *("--batch", arguments.batch),
         *("--lr", arguments.lr),
+        *("--weight-decay", arguments.weight_decay),
     ]
 
 
@@ -303,7 +373,14 @@ def parse_arguments():
         "--burn", type=Path, default=BURN_BINARY, help="the built Burn program"
     )
     command(ddp, pairs=5, workers=[2, 4], batch=128, images=60_000)
-    shared = {"batch": 128, "epochs": 10, "lr": 0.05, "workers": 1, "threads": 2}
+    sub = command(collective, pairs=3, workers=[2, 4], bytes=[4, 246_824, 16 << 20], iters=200,
+                  large_iters=20)
+    sub.add_argument("--peer", choices=["gloo", "mpi"], default="gloo")
+    sub.add_argument("--mpirun", default="mpirun", metavar="COMMAND",
+                     help="Open MPI's launcher with its flags [%(default)s]")
+    sub.add_argument("--mpi-program", type=Path, default=HERE / "mpi_allreduce",
+                     help="the built mpi_allreduce.c")
+    shared = {"batch": 128, "epochs": 10, "lr": 0.05, "weight_decay": 5e-4, "workers": 1, "threads": 2}
     command(accuracy, seeds=[0, 1, 2], **shared)
     command(time_to_accuracy, seeds=[0, 1, 2], target=0.9, **shared)
     return parser.parse_args()
@@ -313,6 +390,9 @@ OPTIONS = {
     "batch": "samples of one update, over all workers",
     "batches": "batch sizes",
     "burn_steps": "Burn's timed steps",
+    "bytes": "sizes of the vector",
+    "iters": "all-reduces of one run",
+    "large_iters": f"the same from {LARGE_BYTES >> 20} MiB on",
     "epochs": "passes over the training data",
     "images": "images of one timed run",
     "lr": "peak learning rate",
@@ -320,6 +400,7 @@ OPTIONS = {
     "seeds": "a pair of runs for each",
     "target": "test accuracy, 0 to 1",
     "threads": "PyTorch's threads",
+    "weight_decay": "both sides' weight decay",
     "workers": "annulet's workers",
 }
 

@@ -35,15 +35,20 @@ def main():
 class Training:
     """A model with its optimizer and the training set in memory."""
 
-    def __init__(self, folder, seed, lr, wrap=lambda model: model):
-        torch.manual_seed(seed)
-        pixels, labels = fashion_mnist.read(folder, "train")
+    def __init__(self, arguments, wrap=lambda model: model):
+        torch.manual_seed(arguments.seed)
+        pixels, labels = fashion_mnist.read(arguments.data, "train")
         self.normalization = fashion_mnist.normalization(pixels)
         self.images = torch.from_numpy(fashion_mnist.normalize(pixels, *self.normalization))
         self.labels = torch.from_numpy(labels)
         self.model = wrap(LeNet())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
-        self.shuffle = torch.Generator().manual_seed(seed)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=arguments.lr,
+            momentum=0.9,
+            weight_decay=arguments.weight_decay,
+        )
+        self.shuffle = torch.Generator().manual_seed(arguments.seed)
 
     def epoch_batches(self, batch):
         """Index tensors of one epoch in a new random order; the last may be short."""
@@ -71,7 +76,7 @@ class Training:
 def throughput(arguments):
     """Images a second of one process, after a warm-up."""
     torch.set_num_threads(arguments.threads)
-    training = Training(arguments.data, arguments.seed, arguments.lr)
+    training = Training(arguments)
     emit(
         mode="eager",
         threads=arguments.threads,
@@ -104,7 +109,7 @@ def timed_steps(training, batch, warmup, steps, before_timing=lambda: None):
 def accuracy(arguments):
     """Accuracy on the test set after every epoch; the learning rate follows half a cosine."""
     torch.set_num_threads(arguments.threads)
-    training = Training(arguments.data, arguments.seed, arguments.lr)
+    training = Training(arguments)
     pixels, labels = fashion_mnist.read(arguments.data, "test")
     images = torch.from_numpy(fashion_mnist.normalize(pixels, *training.normalization))
     labels = torch.from_numpy(labels)
@@ -161,7 +166,7 @@ def ddp_rank(rank, arguments, rendezvous):
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks)
     try:
         # As DistributedSampler does: a rank keeps every n-th sample.
-        training = Training(arguments.data, arguments.seed, arguments.lr, DistributedDataParallel)
+        training = Training(arguments, DistributedDataParallel)
         training.images = training.images[rank::ranks].contiguous()
         training.labels = training.labels[rank::ranks].contiguous()
         share = arguments.batch // ranks
@@ -189,6 +194,7 @@ def parse_arguments():
         sub.add_argument("--batch", type=positive, default=128, help="samples of one update")
         sub.add_argument("--threads", type=positive, default=threads, help="of each process")
         sub.add_argument("--lr", type=float, default=0.05)
+        sub.add_argument("--weight-decay", type=float, default=5e-4)
         sub.add_argument("--seed", type=int, default=0)
         return sub
 

@@ -26,7 +26,7 @@ pub struct Sweep {
     pub growth: Growth,
     /// Iterations that count, for each size.
     pub iterations: usize,
-    /// Iterations before those.
+    /// Iterations before those; more where algorithms have to be tried.
     pub warmup: usize,
     /// Whether results are compared with what they must be.
     pub check: bool,
@@ -71,53 +71,109 @@ pub struct Measurement {
     pub wrong: u64,
 }
 
+/// What is measured: one worker's end of an all-reduce.
+pub trait AllReduce {
+    fn rank(&self) -> usize;
+
+    fn workers(&self) -> usize;
+
+    /// Reduces a vector over all workers and waits for it.
+    fn all_reduce(
+        &mut self,
+        iteration: usize,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<Vec<u32>, BenchError>;
+
+    /// Whether all vectors of so many bytes are reduced in the same way from now on.
+    fn is_settled(&self, _bytes: u64) -> bool {
+        true
+    }
+
+    /// The algorithm that reduces vectors of so many bytes.
+    fn algorithm_for(&mut self, _bytes: u64) -> Algorithm {
+        Algorithm::Ring
+    }
+}
+
+impl AllReduce for Group {
+    fn rank(&self) -> usize {
+        Collective::rank(self)
+    }
+
+    fn workers(&self) -> usize {
+        Collective::world_size(self)
+    }
+
+    fn all_reduce(
+        &mut self,
+        iteration: usize,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<Vec<u32>, BenchError> {
+        let step = iteration as u64;
+        let content = Content::Gradients(0);
+        self.start(CollectiveId { generation: 0, step, attempt: 0, content }, reduction, vector)?;
+        Ok(self.finish()?)
+    }
+
+    fn is_settled(&self, bytes: u64) -> bool {
+        Group::is_settled(self, bytes)
+    }
+
+    fn algorithm_for(&mut self, bytes: u64) -> Algorithm {
+        Group::algorithm_for(self, bytes)
+    }
+}
+
 /// Measures one size as one of a group's workers, all of which must call this at once.
 ///
 /// # Errors
 /// If the group fails.
-pub fn measure(group: &mut Group, bytes: u64, sweep: &Sweep) -> Result<Measurement, BenchError> {
+pub fn measure(
+    group: &mut impl AllReduce,
+    bytes: u64,
+    sweep: &Sweep,
+) -> Result<Measurement, BenchError> {
     let words = (bytes / WORD_BYTES) as usize;
     let reduction = Reduction::sums(words);
     let own = input(group.rank(), words);
     let mut expected = vec![0; words];
-    for rank in 0..group.world_size() {
+    for rank in 0..group.workers() {
         reduction.reduce(&mut expected, 0, &input(rank, words));
     }
     let mut vector = vec![0; words];
     let mut measurement = Measurement { algorithm: Algorithm::Ring, times_us: vec![], wrong: 0 };
-    for iteration in 0..sweep.warmup + sweep.iterations {
+    let mut iteration = 0;
+    while measurement.times_us.len() < sweep.iterations {
         // Each iteration's words differ from the last one's, so that none can pass for another.
         let salt = iteration as u32;
         vector.iter_mut().zip(&own).for_each(|(word, &own)| *word = own.wrapping_add(salt));
         wait_for_all(group)?;
+        // While algorithms are tried it is no measurement of one.
+        let counts = iteration >= sweep.warmup && group.is_settled(bytes);
         let began = Instant::now();
-        group.start(id(iteration), reduction, vector)?;
-        vector = group.finish()?;
+        vector = group.all_reduce(iteration, reduction, vector)?;
         let took = began.elapsed();
-        if iteration >= sweep.warmup {
+        if counts {
             measurement.times_us.push(took.as_secs_f64() * 1e6);
         }
         if sweep.check {
-            let salts = salt.wrapping_mul(group.world_size() as u32);
+            let salts = salt.wrapping_mul(group.workers() as u32);
             let wrong = |(word, sum): (&u32, &u32)| *word != sum.wrapping_add(salts);
             measurement.wrong +=
                 vector.iter().zip(&expected).filter(|pair| wrong(*pair)).count() as u64;
         }
+        iteration += 1;
     }
     measurement.algorithm = group.algorithm_for(bytes);
     Ok(measurement)
 }
 
 /// A reduction that nobody finishes before everybody has begun it.
-fn wait_for_all(group: &mut Group) -> Result<(), BenchError> {
-    group.start(id(0), Reduction::maxima(1), vec![0])?;
-    group.finish()?;
+fn wait_for_all(group: &mut impl AllReduce) -> Result<(), BenchError> {
+    group.all_reduce(0, Reduction::maxima(1), vec![0])?;
     Ok(())
-}
-
-fn id(iteration: usize) -> CollectiveId {
-    let step = iteration as u64;
-    CollectiveId { generation: 0, step, attempt: 0, content: Content::Gradients(0) }
 }
 
 /// A worker's words: different from all others', and with sums that wrap around.
@@ -130,6 +186,7 @@ fn input(rank: usize, words: usize) -> Vec<u32> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub bytes: u64,
+    pub workers: usize,
     pub algorithm: Algorithm,
     #[serde(flatten)]
     pub time_us: Summary,
@@ -138,6 +195,8 @@ pub struct Row {
     pub wrong: u64,
     /// By the cost model, for the algorithm that was used.
     pub predicted_us: f64,
+    /// Median of the ring all-reduce of this size over plain TCP, among the same processes.
+    pub tcp_ring_us: Option<f64>,
     /// Median of one message of this size over plain loopback, one way and unencrypted; `None` if
     /// the system dropped datagrams.
     pub tcp_us: Option<f64>,
@@ -157,12 +216,14 @@ impl Row {
         let predicted = Cost::of(algorithm, workers, bytes).predict(link);
         Row {
             bytes,
+            workers,
             algorithm,
             time_us,
             algbw_gb_s,
             busbw_gb_s: algbw_gb_s * 2.0 * (workers as f64 - 1.0) / workers as f64,
             wrong: all.iter().map(|worker| worker.wrong).sum(),
             predicted_us: predicted.as_secs_f64() * 1e6,
+            tcp_ring_us: None,
             tcp_us: None,
             udp_us: None,
             times_us,
@@ -185,6 +246,7 @@ impl Row {
             "p99",
             "algorithm",
             "model",
+            "tcp ring",
             "tcp",
             "udp",
         ];
@@ -201,6 +263,7 @@ impl Row {
             "(us)",
             "",
             "(us)",
+            "(us)",
             "(GB/s)",
             "(GB/s)",
         ];
@@ -216,7 +279,7 @@ impl Row {
     }
 }
 
-const WIDTHS: [usize; 14] = [11, 10, 6, 6, 10, 7, 7, 7, 10, 10, 16, 10, 7, 7];
+const WIDTHS: [usize; 15] = [11, 10, 6, 6, 10, 7, 7, 7, 10, 10, 16, 10, 10, 7, 7];
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -239,6 +302,7 @@ impl fmt::Display for Row {
             format!("{p99:.1}"),
             self.algorithm.to_string(),
             format!("{:.1}", self.predicted_us),
+            self.tcp_ring_us.map_or("N/A".to_owned(), |time| format!("{time:.1}")),
             rate(self.tcp_us),
             rate(self.udp_us),
         ];

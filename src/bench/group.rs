@@ -1,7 +1,7 @@
-//! Local worker processes that measure collectives: this program again, which takes orders on its
-//! standard input and answers on its standard output, a JSON line a message.
+//! The workers that measure collectives: local processes, or one of a real group.
 //!
-//! Everything goes in turns: the launcher gives an order to all and waits for all answers, so that
+//! Local processes are this program again, which takes orders on its standard input and answers on
+//! its standard output, a JSON line a message. Everything goes in turns: the launcher gives an order to all and waits for all answers, so that
 //! between two orders the machine is quiet.
 
 use std::io::{BufRead, BufReader, Write};
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::BenchError;
 use super::collective::{Measurement, Row, Sweep, measure};
+use super::soak::{SoakReport, soak};
+use super::tcp_ring::TcpRing;
 use crate::launch::threads::bind_loopback;
 use crate::launch::worker::{NetworkPlan, peer_addresses};
 use crate::net::GroupOptions;
@@ -34,21 +36,43 @@ enum Order {
     },
     /// Every worker's addresses, by rank.
     Join {
-        addresses: Vec<Vec<SocketAddr>>,
+        places: Vec<Place>,
     },
     Measure {
+        transport: Transport,
         bytes: u64,
         sweep: Sweep,
     },
+    Soak {
+        seconds: u64,
+        seed: u64,
+    },
     End,
+}
+
+/// Where a worker is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Place {
+    quic: SocketAddr,
+    /// For the ring over plain TCP.
+    tcp: SocketAddr,
+}
+
+/// What carries the all-reduce.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Transport {
+    Quic,
+    /// For comparison: unencrypted.
+    Tcp,
 }
 
 /// From a worker.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Bound(Vec<SocketAddr>),
+    Bound(Place),
     Joined(Link),
     Measured(Measurement),
+    Soaked(SoakReport),
     Ended,
     Failed(String),
 }
@@ -88,11 +112,11 @@ impl LocalGroup {
             cluster_key_pem: cluster_key_pem.clone(),
             network: network.clone(),
         };
-        let addresses = group.ask(begin, |answer| match answer {
-            Answer::Bound(addresses) => Ok(addresses),
+        let places = group.ask(begin, |answer| match answer {
+            Answer::Bound(place) => Ok(place),
             other => Err(other),
         })?;
-        let join = |_| Order::Join { addresses: addresses.clone() };
+        let join = |_| Order::Join { places: places.clone() };
         let links = group.ask(join, |answer| match answer {
             Answer::Joined(link) => Ok(link),
             other => Err(other),
@@ -112,12 +136,40 @@ impl LocalGroup {
     /// # Errors
     /// If a worker fails.
     pub fn measure(&mut self, bytes: u64, sweep: &Sweep) -> Result<Row, BenchError> {
-        let order = |_| Order::Measure { bytes, sweep: *sweep };
-        let measurements = self.ask(order, |answer| match answer {
+        let own = self.measure_over(Transport::Quic, bytes, sweep)?;
+        let mut row = Row::new(bytes, self.workers.len(), &self.link, &own);
+        let tcp = self.measure_over(Transport::Tcp, bytes, sweep)?;
+        let tcp = Row::new(bytes, self.workers.len(), &self.link, &tcp);
+        row.tcp_ring_us = Some(tcp.time_us.p50);
+        Ok(row)
+    }
+
+    fn measure_over(
+        &mut self,
+        transport: Transport,
+        bytes: u64,
+        sweep: &Sweep,
+    ) -> Result<Vec<Measurement>, BenchError> {
+        let order = |_| Order::Measure { transport, bytes, sweep: *sweep };
+        self.ask(order, |answer| match answer {
             Answer::Measured(measurement) => Ok(measurement),
             other => Err(other),
-        })?;
-        Ok(Row::new(bytes, self.workers.len(), &self.link, &measurements))
+        })
+    }
+
+    /// Reduces vectors of random sizes for so long; what all workers saw together.
+    ///
+    /// # Errors
+    /// If a worker fails.
+    pub fn soak(&mut self, seconds: u64, seed: u64) -> Result<SoakReport, BenchError> {
+        let reports = self.ask(
+            |_| Order::Soak { seconds, seed },
+            |answer| match answer {
+                Answer::Soaked(report) => Ok(report),
+                other => Err(other),
+            },
+        )?;
+        Ok(SoakReport::of_all(&reports))
     }
 
     /// Lets the workers part in peace.
@@ -198,6 +250,57 @@ impl Drop for LocalGroup {
     }
 }
 
+/// One worker of a group that measures, wherever the others are.
+pub struct GroupMember {
+    group: Group,
+    link: Link,
+}
+
+impl GroupMember {
+    /// Joins the others and measures the link with them.
+    ///
+    /// # Errors
+    /// If the others are not there in time, or do not fit.
+    pub fn join(options: GroupOptions) -> Result<GroupMember, BenchError> {
+        let mut group = Group::join(options)?;
+        let link = group.link()?;
+        Ok(GroupMember { group, link })
+    }
+
+    /// What the workers measured of their links.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Measures one size together with all others, which must do the same; all leave with the same
+    /// row.
+    ///
+    /// # Errors
+    /// If the group fails.
+    pub fn measure(&mut self, bytes: u64, sweep: &Sweep) -> Result<Row, BenchError> {
+        let mut own = measure(&mut self.group, bytes, sweep)?;
+        let workers = self.group.workers();
+        let mut times: Vec<f32> = own.times_us.iter().map(|&time| time as f32).collect();
+        self.group.all_reduce_f32(&mut times)?;
+        own.times_us = times.iter().map(|&sum| f64::from(sum) / workers as f64).collect();
+        let mut wrong = [own.wrong.min(WRONG_MAX) as i32];
+        self.group.all_reduce_i32(&mut wrong)?;
+        own.wrong = wrong[0] as u64;
+        Ok(Row::new(bytes, workers, &self.link, &[own]))
+    }
+
+    /// Parts in peace.
+    ///
+    /// # Errors
+    /// If the group fails before that.
+    pub fn end(self) -> Result<(), BenchError> {
+        Ok(self.group.close()?)
+    }
+}
+
+/// More wrong words of one worker are not counted: the sum over the workers must fit an `i32`.
+const WRONG_MAX: u64 = 1_000_000;
+
 /// Is one of a [`LocalGroup`]'s workers, until the orders end.
 ///
 /// # Errors
@@ -218,9 +321,13 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
     let key = ClusterKey::from_pem(&cluster_key_pem)?;
     let (socket, address) =
         bind_loopback().map_err(|error| BenchError::Worker { rank, message: error.to_string() })?;
-    answer(&Answer::Bound(vec![address]));
-    let Some(Order::Join { addresses }) = order() else { return Err(BenchError::NotLaunched) };
-    let mut group = Group::join(GroupOptions {
+    let (listener, tcp) = TcpRing::listen().map_err(BenchError::Loopback)?;
+    answer(&Answer::Bound(Place { quic: address, tcp }));
+    let Some(Order::Join { places }) = order() else { return Err(BenchError::NotLaunched) };
+    let addresses: Vec<Vec<SocketAddr>> = places.iter().map(|place| vec![place.quic]).collect();
+    let tcp: Vec<SocketAddr> = places.iter().map(|place| place.tcp).collect();
+    let mut tcp_ring = TcpRing::join(&listener, rank, &tcp).map_err(BenchError::Loopback)?;
+    let mut member = GroupMember::join(GroupOptions {
         socket,
         key,
         rank,
@@ -231,15 +338,21 @@ fn work(lines: &mut dyn Iterator<Item = String>) -> Result<(), BenchError> {
         strategy: network.strategy,
         transport: network.transport,
     })?;
-    let link = match group.selection().link() {
-        Some(link) => *link,
-        None => group.measure_link()?,
-    };
+    let link = *member.link();
     answer(&Answer::Joined(link));
-    while let Some(Order::Measure { bytes, sweep }) = order() {
-        answer(&Answer::Measured(measure(&mut group, bytes, &sweep)?));
+    loop {
+        answer(&match order() {
+            Some(Order::Measure { transport, bytes, sweep }) => Answer::Measured(match transport {
+                Transport::Quic => measure(&mut member.group, bytes, &sweep)?,
+                Transport::Tcp => measure(&mut tcp_ring, bytes, &sweep)?,
+            }),
+            Some(Order::Soak { seconds, seed }) => {
+                Answer::Soaked(soak(&mut member.group, Duration::from_secs(seconds), seed)?)
+            }
+            _ => break,
+        });
     }
-    group.close()?;
+    member.end()?;
     answer(&Answer::Ended);
     Ok(())
 }

@@ -4,14 +4,17 @@ pub mod collective;
 pub mod group;
 pub mod loopback;
 pub mod peak;
+pub mod soak;
 pub mod statistics;
 pub mod step;
+pub mod tcp_ring;
 
 use std::io;
 
 use crate::gpu::GpuError;
 use crate::net::NetError;
 use crate::net::identity::KeyError;
+use crate::train::buffers::BufferError;
 use crate::train::collective::CollectiveError;
 
 /// Why a benchmark could not be run to its end.
@@ -23,6 +26,8 @@ pub enum BenchError {
     Key(#[from] KeyError),
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
     #[error("could not start a worker process: {0}; check that annulet may run itself")]
     Spawn(#[source] io::Error),
     #[error("worker {rank}: {message}")]

@@ -5,21 +5,23 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use crate::bench::BenchError;
 use crate::bench::collective::{Growth, Row, Sweep};
-use crate::bench::group::{LocalGroup, follow_orders};
+use crate::bench::group::{GroupMember, LocalGroup, follow_orders};
 use crate::bench::loopback::{tcp_times, udp_times};
 use crate::bench::statistics::Summary;
 use crate::bench::step::{StepPlan, measure_steps};
 use crate::config::Kernels;
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::worker::NetworkPlan;
+use crate::launch::worker::{GroupPlace, NetworkPlan};
 use crate::model::ModelKind;
 use crate::protocol::cost_model::Link;
 use crate::train::checkpoint::write_atomically;
 
 use super::CommandError;
+use super::group_flags::GroupFlags;
 use super::network_flags::NetworkFlags;
 use super::output::{json, note, result};
 
@@ -67,7 +69,8 @@ pub struct CollectiveArguments {
     /// Be a child of `annulet bench`: orders come on standard input
     #[arg(long, hide = true)]
     launched: bool,
-    /// Worker processes on this machine
+    /// Worker processes on this machine; for a group over several machines, start this command on
+    /// each with --rank, --peers and --cluster-key instead
     #[arg(long, env = "ANNULET_WORKERS", default_value_t = 4,
           value_parser = clap::value_parser!(u64).range(1..=256))]
     workers: u64,
@@ -98,8 +101,18 @@ pub struct CollectiveArguments {
     /// Write everything as JSON, each iteration's time included
     #[arg(short = 'J', long, value_name = "FILE")]
     output_file: Option<PathBuf>,
+    /// Instead of a table: reduce vectors of random sizes by random algorithms for so long, among
+    /// local processes, and check every one
+    #[arg(long, value_name = "SECONDS", conflicts_with = "rank",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    soak: Option<u64>,
+    /// Seed of the sizes and algorithms of --soak
+    #[arg(long, value_name = "SEED", default_value_t = 0, requires = "soak")]
+    soak_seed: u64,
     #[command(flatten)]
     network: NetworkFlags,
+    #[command(flatten)]
+    group: GroupFlags,
 }
 
 /// A number of bytes, such as 4, 32K or 1G.
@@ -132,7 +145,7 @@ const BYTES_MAX: u64 = 8 << 30;
 #[derive(Serialize)]
 struct Report<'a> {
     version: &'static str,
-    workers: u64,
+    workers: usize,
     network: &'a NetworkPlan,
     sweep: Sweep,
     link: Link,
@@ -146,49 +159,26 @@ pub unsafe fn run(command: BenchCommand) -> Result<(), CommandError> {
         // SAFETY: the caller's promise.
         BenchCommand::Step(arguments) => unsafe { step(arguments) },
         BenchCommand::Collective(arguments) if arguments.launched => Ok(follow_orders()?),
-        BenchCommand::Collective(arguments) => collective(&arguments),
+        BenchCommand::Collective(arguments) => collective(arguments),
     }
 }
 
-fn collective(arguments: &CollectiveArguments) -> Result<(), CommandError> {
-    let growth = match arguments.stepbytes {
-        Some(Bytes(step)) => Growth::Step(step),
-        None => Growth::Factor(arguments.stepfactor.unwrap_or(4)),
-    };
-    let sweep = Sweep {
-        smallest: arguments.minbytes.0,
-        largest: arguments.maxbytes.0,
-        growth,
-        iterations: arguments.iters as usize,
-        warmup: arguments.warmup_iters as usize,
-        check: arguments.check == 1,
-    };
-    if sweep.smallest > sweep.largest {
-        return Err(CommandError::Usage(
-            "-b is larger than -e: there is no size to measure".into(),
-        ));
-    }
+fn collective(arguments: CollectiveArguments) -> Result<(), CommandError> {
+    let sweep = arguments.sweep()?;
     let network = arguments.network.resolve(true)?;
-    let workers = arguments.workers as usize;
-    let mut group = LocalGroup::start(&["bench", "collective", "--launched"], workers, &network)?;
-    let link = *group.link();
-    result(&format!(
-        "# {workers} local processes, mutual TLS over QUIC; measured at the start: {link}\n\
-         # model: the cost model's prediction; tcp, udp: plain loopback, one way, two threads\n{}",
-        Row::head()
-    ))?;
-    let mut rows = Vec::new();
-    for bytes in sweep.sizes() {
-        let mut row = group.measure(bytes, &sweep)?;
-        row.tcp_us = plain(tcp_times(bytes as usize, sweep.iterations))?;
-        row.udp_us = plain(udp_times(bytes as usize, sweep.iterations))?;
-        result(&format!("{row}\n"))?;
-        rows.push(row);
+    if let Some(seconds) = arguments.soak {
+        return soak_locally(arguments.workers as usize, seconds, arguments.soak_seed, &network);
     }
-    group.end()?;
-    if let Some(path) = &arguments.output_file {
+    // Rank 0 writes for a whole group.
+    let output_file =
+        arguments.output_file.as_ref().filter(|_| arguments.group.rank.unwrap_or(0) == 0);
+    let (link, rows) = match arguments.group.place()? {
+        Some(place) => measure_with_peers(place, &sweep, &network)?,
+        None => measure_locally(arguments.workers as usize, &sweep, &network)?,
+    };
+    if let Some(path) = output_file {
         let version = env!("CARGO_PKG_VERSION");
-        let workers = arguments.workers;
+        let workers = rows.first().map_or(0, |row| row.workers);
         let report = Report { version, workers, network: &network, sweep, link, rows: &rows };
         let mut text = serde_json::to_string_pretty(&report).expect("a report serializes");
         text.push('\n');
@@ -227,6 +217,104 @@ unsafe fn step(arguments: StepArguments) -> Result<(), CommandError> {
         error => CommandError::from(error),
     })?;
     if arguments.json { json(&report) } else { result(&report.to_string()) }
+}
+
+impl CollectiveArguments {
+    fn sweep(&self) -> Result<Sweep, CommandError> {
+        let growth = match self.stepbytes {
+            Some(Bytes(step)) => Growth::Step(step),
+            None => Growth::Factor(self.stepfactor.unwrap_or(4)),
+        };
+        let sweep = Sweep {
+            smallest: self.minbytes.0,
+            largest: self.maxbytes.0,
+            growth,
+            iterations: self.iters as usize,
+            warmup: self.warmup_iters as usize,
+            check: self.check == 1,
+        };
+        if sweep.smallest > sweep.largest {
+            return Err(CommandError::Usage(
+                "-b is larger than -e: there is no size to measure".into(),
+            ));
+        }
+        Ok(sweep)
+    }
+}
+
+/// Starts worker processes, which measure; beside each row comes what plain sockets do.
+fn measure_locally(
+    workers: usize,
+    sweep: &Sweep,
+    network: &NetworkPlan,
+) -> Result<(Link, Vec<Row>), CommandError> {
+    let mut group = LocalGroup::start(&["bench", "collective", "--launched"], workers, network)?;
+    let link = *group.link();
+    result(&format!(
+        "# {workers} local processes, mutual TLS over QUIC; measured at the start: {link}\n\
+         # model: the cost model's prediction; tcp ring: the same ring, unencrypted; tcp, udp: plain \
+         loopback, one way, two threads\n{}",
+        Row::head()
+    ))?;
+    let mut rows = Vec::new();
+    for bytes in sweep.sizes() {
+        let mut row = group.measure(bytes, sweep)?;
+        row.tcp_us = plain(tcp_times(bytes as usize, sweep.iterations))?;
+        row.udp_us = plain(udp_times(bytes as usize, sweep.iterations))?;
+        result(&format!("{row}\n"))?;
+        rows.push(row);
+    }
+    group.end()?;
+    Ok((link, rows))
+}
+
+fn soak_locally(
+    workers: usize,
+    seconds: u64,
+    seed: u64,
+    network: &NetworkPlan,
+) -> Result<(), CommandError> {
+    let mut group = LocalGroup::start(&["bench", "collective", "--launched"], workers, network)?;
+    let report = group.soak(seconds, seed)?;
+    group.end()?;
+    result(&format!("{workers} local processes, {seconds} s, seed {seed}: {report}\n"))?;
+    match report.wrong {
+        0 => Ok(()),
+        wrong => Err(CommandError::WrongSums { wrong }),
+    }
+}
+
+/// Measures as one of a group over several machines; rank 0 prints.
+fn measure_with_peers(
+    place: GroupPlace,
+    sweep: &Sweep,
+    network: &NetworkPlan,
+) -> Result<(Link, Vec<Row>), CommandError> {
+    let (rank, workers) = (place.rank, place.peers.len());
+    // Workers that measure other sizes would wait for each other: they do not fit.
+    let text = serde_json::to_vec(sweep).expect("a sweep serializes");
+    let config_digest = Sha256::digest(text).into();
+    let mut member = GroupMember::join(place.options(config_digest, network.clone()))?;
+    let link = *member.link();
+    if rank == 0 {
+        result(&format!(
+            "# {workers} workers, mutual TLS over QUIC; measured at the start: {link}\n\
+             # model: the cost model's prediction\n{}",
+            Row::head()
+        ))?;
+    } else {
+        tracing::info!("rank {rank} of {workers} measures; rank 0 prints the table");
+    }
+    let mut rows = Vec::new();
+    for bytes in sweep.sizes() {
+        let row = member.measure(bytes, sweep)?;
+        if rank == 0 {
+            result(&format!("{row}\n"))?;
+        }
+        rows.push(row);
+    }
+    member.end()?;
+    Ok((link, rows))
 }
 
 /// The median of plain sockets' times, where there is one.

@@ -7,6 +7,7 @@ mod bench;
 mod devices;
 mod error;
 mod eval;
+mod group_flags;
 mod interrupt;
 mod key;
 mod model_engine;
@@ -15,6 +16,8 @@ mod output;
 mod predict;
 mod progress;
 mod run_flags;
+mod server;
+mod topology_flags;
 mod train;
 mod worker;
 
@@ -36,6 +39,8 @@ enum Command {
     Train(train::TrainArguments),
     /// Be one worker of a group over several machines
     Worker(worker::WorkerArguments),
+    /// Be a parameter server of a group over several machines, for comparison with the ring
+    Server(server::ServerArguments),
     /// Repeat a checkpoint's accuracy and show its confusion matrix
     Eval(eval::EvalArguments),
     /// Classify PNG images
@@ -58,6 +63,7 @@ impl Cli {
             match &mut cli.command {
                 Command::Train(arguments) => arguments.run.settle_length(matches),
                 Command::Worker(arguments) => arguments.run.settle_length(matches),
+                Command::Server(arguments) => arguments.run.settle_length(matches),
                 _ => {}
             }
         }
@@ -75,6 +81,7 @@ pub unsafe fn run(cli: Cli) -> Result<(), CommandError> {
     match cli.command {
         Command::Train(arguments) => unsafe { train::run(arguments) },
         Command::Worker(arguments) => unsafe { worker::run(arguments) },
+        Command::Server(arguments) => server::run(arguments),
         Command::Eval(arguments) => unsafe { eval::run(arguments) },
         Command::Predict(arguments) => unsafe { predict::run(arguments) },
         Command::Bench(command) => unsafe { bench::run(command) },

@@ -2,6 +2,7 @@
 //! them changes a result.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
@@ -9,6 +10,7 @@ use clap::{Args, ValueEnum};
 use crate::launch::worker::NetworkPlan;
 use crate::net::{Congestion, NetError, TransportSettings};
 use crate::protocol::exchange::Strategy;
+use crate::protocol::link::LinkProfile;
 
 use super::CommandError;
 
@@ -19,6 +21,10 @@ pub struct NetworkFlags {
     /// cost model says is fastest
     #[arg(long, env = "ANNULET_ALGORITHM", value_enum, default_value_t)]
     pub algorithm: Strategy,
+    /// Seconds without a word after which a worker is taken for lost
+    #[arg(long, env = "ANNULET_FAILURE_TIMEOUT", value_name = "SECONDS", default_value_t = 3.0,
+          value_parser = failure_timeout)]
+    pub failure_timeout: f64,
     /// Largest UDP payload: auto finds it, up to 6500 bytes on loopback and 1452 elsewhere
     #[arg(long, env = "ANNULET_MTU", value_name = "auto|BYTES", default_value = "auto")]
     pub mtu: Mtu,
@@ -27,6 +33,11 @@ pub struct NetworkFlags {
     #[arg(long, env = "ANNULET_CONGESTION", value_name = "cubic|fixed:BYTES",
           default_value_t = Congestion::Cubic)]
     pub congestion: Congestion,
+    /// Emulate a network card and link: RATE/LATENCY/LOSS, such as 1gbit/0.5ms/0.1%, then
+    /// jitter=TIME or queue=PACKETS; or lan-1g (1gbit, 0.1 ms), lan-10g (10gbit, 0.05 ms), wifi
+    /// (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%). Each worker has one card
+    #[arg(long, env = "ANNULET_LINK", value_name = "LINK")]
+    pub link: Option<LinkProfile>,
     /// Hand packets to the system in batches; off only helps where the network card's driver fails
     #[arg(
         long,
@@ -57,6 +68,14 @@ impl FromStr for Mtu {
     }
 }
 
+/// Shorter ones would take a busy machine for a dead one, longer ones are as good as none.
+fn failure_timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.2..=3_600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("write a number of seconds from 0.2 to 3600".to_owned()),
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -79,6 +98,8 @@ impl NetworkFlags {
         let mut transport = TransportSettings {
             congestion: self.congestion,
             gso: self.gso == Switch::On,
+            link: self.link,
+            failure_timeout: Duration::from_secs_f64(self.failure_timeout),
             ..TransportSettings::default()
         };
         if let Mtu::Bytes(bytes) = self.mtu {
@@ -89,6 +110,6 @@ impl NetworkFlags {
             NetError::Settings(text) => CommandError::Usage(format!("--{text}")),
             error => error.into(),
         })?;
-        Ok(NetworkPlan { strategy: self.algorithm, overlap, transport })
+        Ok(NetworkPlan { strategy: self.algorithm, overlap, transport, ..NetworkPlan::default() })
     }
 }

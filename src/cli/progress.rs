@@ -109,6 +109,7 @@ impl Display {
                 summary.params_sha256,
             ));
         }
+        wait_table(summary).iter().for_each(|line| self.note(line));
     }
 
     /// A line on stderr, above the bar.
@@ -156,6 +157,46 @@ impl Observer for Display {
             Event::Finished(summary) => self.finished(&summary),
         }
     }
+}
+
+/// Workers whose waits are shown; beyond, `run.json` has them.
+const WAITERS_SHOWN: usize = 16;
+
+/// Who waited for whom, and how stale gradients were: a line a worker.
+fn wait_table(summary: &RunSummary) -> Vec<String> {
+    if summary.workers < 2 {
+        return Vec::new();
+    }
+    let steps = summary.steps_made.max(1) as f64;
+    let mut lines: Vec<String> = (summary.waited_ms.iter().enumerate())
+        .take(WAITERS_SHOWN)
+        .map(|(rank, waits)| {
+            let mut whom: Vec<(usize, f64)> =
+                waits.iter().map(|ms| ms / steps).enumerate().filter(|(_, ms)| *ms > 0.0).collect();
+            whom.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let all: f64 = whom.iter().map(|(_, ms)| ms).sum();
+            let whom: Vec<String> = whom
+                .iter()
+                .take(3)
+                .map(|(other, ms)| format!("{ms:.1} for worker {other}"))
+                .collect();
+            let whom =
+                if whom.is_empty() { String::new() } else { format!(": {}", whom.join(", ")) };
+            format!("worker {rank} waited {all:.1} ms a step for others{whom}")
+        })
+        .collect();
+    if let Some(server) = &summary.server {
+        let all = server.staleness.iter().sum::<u64>().max(1) as f64;
+        let shares: Vec<String> = (server.staleness.iter().enumerate())
+            .filter(|(_, count)| **count > 0)
+            .map(|(staleness, &count)| format!("{staleness}: {:.1} %", 100.0 * count as f64 / all))
+            .collect();
+        lines.push(format!("staleness of gradients: {}", shares.join("  ")));
+        if server.dropped > 0 {
+            lines.push(format!("{} gradients came too late to count", server.dropped));
+        }
+    }
+    lines
 }
 
 fn style(template: &str) -> ProgressStyle {

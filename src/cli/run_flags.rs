@@ -1,12 +1,13 @@
 //! The flags that describe a run, shared by `train` and `worker`, and the file they can come from.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Kernels, Length, OptimizerConfig, RunConfig, Schedule};
+use crate::config::{Kernels, Length, OptimizerConfig, RunConfig, Schedule, Wire};
 use crate::data::DataPlan;
 use crate::model::ModelKind;
 
@@ -88,7 +89,7 @@ pub struct RunFlags {
           require_equals = true, value_name = "true|false")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
-    /// Weight decay [default: 0 for sgd, 0.01 for adamw]
+    /// Weight decay [default: 0.0005 for sgd, 0.01 for adamw]
     #[arg(long, env = "ANNULET_WEIGHT_DECAY", value_name = "D", allow_negative_numbers = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f32>,
@@ -106,6 +107,11 @@ pub struct RunFlags {
     #[arg(long, env = "ANNULET_KERNELS", value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<Kernels>,
+    /// Bits of a gradient's sum between workers: i16 halves the bytes and keeps fewer bits of each
+    /// gradient, for slow links and batches of at most 1024 [default: i32]
+    #[arg(long, env = "ANNULET_WIRE", value_enum)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire: Option<Wire>,
 }
 
 impl ValueEnum for Schedule {
@@ -118,6 +124,19 @@ impl ValueEnum for Schedule {
             Schedule::Constant => "constant",
             Schedule::Cosine => "cosine",
             Schedule::Step => "step",
+        }))
+    }
+}
+
+impl ValueEnum for Wire {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Wire::I32, Wire::I16]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(match self {
+            Wire::I32 => "i32",
+            Wire::I16 => "i16",
         }))
     }
 }
@@ -173,6 +192,7 @@ impl RunFlags {
             schedule: self.schedule.or(other.schedule),
             warmup: self.warmup.or(other.warmup),
             kernels: self.kernels.or(other.kernels),
+            wire: self.wire.or(other.wire),
         }
     }
 
@@ -205,6 +225,7 @@ impl RunFlags {
             schedule: self.schedule.unwrap_or(base.schedule),
             warmup_steps: self.warmup.unwrap_or(base.warmup_steps),
             kernels: self.kernels.unwrap_or(base.kernels),
+            wire: self.wire.unwrap_or(base.wire),
         };
         config.validate()?;
         Ok(config)
@@ -221,7 +242,7 @@ impl RunFlags {
                     OptimizerConfig::Sgd { momentum, nesterov, weight_decay } => {
                         (momentum, nesterov, weight_decay)
                     }
-                    OptimizerConfig::AdamW { .. } => (0.9, false, 0.0),
+                    OptimizerConfig::AdamW { .. } => (0.9, false, DEFAULT_WEIGHT_DECAY_SGD),
                 };
                 OptimizerConfig::Sgd {
                     momentum: self.momentum.unwrap_or(momentum),
@@ -240,7 +261,7 @@ impl RunFlags {
                     OptimizerConfig::AdamW { beta1, beta2, epsilon, weight_decay } => {
                         (beta1, beta2, epsilon, weight_decay)
                     }
-                    OptimizerConfig::Sgd { .. } => (0.9, 0.999, 1e-8, 0.01),
+                    OptimizerConfig::Sgd { .. } => (0.9, 0.999, 1e-8, DEFAULT_WEIGHT_DECAY_ADAMW),
                 };
                 OptimizerConfig::AdamW {
                     beta1,
@@ -303,11 +324,14 @@ impl RunFlags {
             schedule: Some(config.schedule),
             warmup: Some(config.warmup_steps),
             kernels: Some(config.kernels),
+            wire: Some(config.wire),
         }
     }
 }
 
 const DEFAULT_LR_SGD: f32 = 0.05;
+const DEFAULT_WEIGHT_DECAY_SGD: f32 = 5e-4;
+const DEFAULT_WEIGHT_DECAY_ADAMW: f32 = 0.01;
 const DEFAULT_LR_ADAMW: f32 = 0.001;
 
 /// Where a run's files go and how often; no part of the result.
@@ -321,8 +345,12 @@ pub struct OutputFlags {
     #[arg(long, env = "ANNULET_CHECKPOINT_EVERY", value_name = "STEPS",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: Option<u64>,
-    /// Go on from a checkpoint, or from the newest valid one of a run folder
-    #[arg(long, env = "ANNULET_RESUME", value_name = "FILE|DIR")]
+    /// Keep only so many of the newest checkpoints [default: all]
+    #[arg(long, env = "ANNULET_KEEP", value_name = "CHECKPOINTS")]
+    pub keep: Option<NonZero<usize>>,
+    /// Go on from a checkpoint, or from the newest valid one of a run folder; auto: from that of
+    /// --out, if it holds one
+    #[arg(long, env = "ANNULET_RESUME", value_name = "FILE|DIR|auto")]
     pub resume: Option<PathBuf>,
 }
 

@@ -13,7 +13,7 @@ use crate::launch::adapters::{self, Assignment, cores_of_each};
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::local::LocalGroup;
 use crate::launch::worker::{FolderPlan, Membership, NetworkPlan, WorkerPlan, run_worker};
-use crate::train::checkpoint::read_checkpoint;
+use crate::train::checkpoint::{has_checkpoint, read_checkpoint};
 use crate::train::metrics::RunSummary;
 
 use super::CommandError;
@@ -22,9 +22,10 @@ use super::network_flags::NetworkFlags;
 use super::output::{json, note};
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
+use super::topology_flags::TopologyFlags;
 
 /// More local workers than this are a mistake, not a plan.
-const WORKERS_MAX: u64 = 256;
+pub const WORKERS_MAX: u64 = 256;
 
 #[derive(Debug, Args)]
 pub struct TrainArguments {
@@ -32,6 +33,13 @@ pub struct TrainArguments {
     #[arg(long, short = 'n', env = "ANNULET_WORKERS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     workers: u64,
+    /// Stop when fewer workers than this are left
+    #[arg(long, env = "ANNULET_MIN_WORKERS", value_name = "WORKERS", default_value_t = 1,
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    min_workers: u64,
+    /// Start a new worker in the place of one that is lost, up to so many times
+    #[arg(long, env = "ANNULET_RESTART", value_name = "TIMES", default_value_t = 0)]
+    restart: u64,
     /// Adapter for all workers: index, part of the name, backend, or PCI id [default: spread over
     /// all]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
@@ -44,6 +52,8 @@ pub struct TrainArguments {
     json: bool,
     #[command(flatten)]
     pub run: RunFlags,
+    #[command(flatten)]
+    topology: TopologyFlags,
     #[command(flatten)]
     network: NetworkFlags,
     /// Reduce no bucket before all are computed, for comparison
@@ -59,23 +69,28 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let (servers, straggler) = arguments.topology.resolve(workers)?;
+    let network =
+        NetworkPlan { servers, straggler, ..arguments.network.resolve(!arguments.no_overlap)? };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
     // SAFETY: the caller's promise. Worker processes inherit the variables.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
-    let interrupt = Interrupt::install(workers == 1);
+    let alone = workers == 1 && servers.is_none();
+    let interrupt = Interrupt::install(alone);
     let mut display = Display::new(arguments.json);
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
-    let summary = if workers == 1 {
+    let summary = if alone {
         let stop = interrupt.stop.clone();
         run_worker(plan, Membership::solo(), started_at, stop, &mut display)?
     } else {
         let assignments = assign(&plan, workers, cores)?;
         let group = LocalGroup {
             plan,
+            workers_min: arguments.min_workers as usize,
+            restarts_max: arguments.restart as usize,
             assignments,
             run_id: run_id(),
             started_at,
@@ -102,8 +117,8 @@ pub fn plan_worker(
         flags = flags.or(RunFlags::read(path)?);
     }
     let (mut base, mut resume) = (RunConfig::default(), None);
-    if let Some(path) = &output.resume {
-        let (file, checkpoint) = read_checkpoint(path)?;
+    if let Some(path) = resumed(output)? {
+        let (file, checkpoint) = read_checkpoint(&path)?;
         base = checkpoint.config;
         flags = flags.or(RunFlags::of_data(&checkpoint.data));
         resume = Some(file);
@@ -132,8 +147,21 @@ pub fn plan_worker(
             path: folder,
             config: table,
             checkpoint_every: output.checkpoint_every,
+            keep: output.keep,
         }),
     })
+}
+
+/// The checkpoint or folder that the run goes on from.
+fn resumed(output: &OutputFlags) -> Result<Option<PathBuf>, CommandError> {
+    if output.resume.as_deref() != Some(Path::new("auto")) {
+        return Ok(output.resume.clone());
+    }
+    let Some(out) = &output.out else {
+        let text = "--resume auto: give the run's folder with --out, which is looked through";
+        return Err(CommandError::Usage(text.into()));
+    };
+    Ok(has_checkpoint(out).then(|| out.clone()))
 }
 
 /// Prints the summary where it is asked for, and tells how the run ended.

@@ -1,66 +1,61 @@
 //! `annulet worker`: one worker of a group over several machines, or a child of `annulet train`.
 
 use std::io::{BufRead, Write};
-use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use sha2::{Digest, Sha256};
-use socket2::{Domain, Socket, Type};
 
-use crate::launch::LaunchError;
 use crate::launch::driver_environment::set_driver_environment;
+use crate::launch::elastic::{ElasticPlace, Input};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
+use crate::launch::star::{StarPlace, run_served_worker, run_server};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{GroupPlace, Membership, peer_addresses, run_worker};
+use crate::launch::worker::{
+    Membership, NetworkPlan, StragglerPlan, WorkerPlan, peer_addresses, run_worker,
+};
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
+use crate::protocol::membership::{Acceptors, Member, Settings};
 use crate::train::event::Event;
+use crate::train::server::ServerPlan;
 
 use super::CommandError;
+use super::group_flags::GroupFlags;
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
-use super::train::{plan_worker, report};
+use super::train::{WORKERS_MAX, plan_worker, report};
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
     /// Be a child of `annulet train`: orders come on standard input
     #[arg(long, hide = true)]
     launched: bool,
-    /// This worker's place in --peers, from 0
-    #[arg(long, env = "ANNULET_RANK", required_unless_present = "launched")]
-    rank: Option<usize>,
-    /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
+    #[command(flatten)]
+    group: GroupFlags,
+    /// Instead of --peers: the parameter servers' HOST:PORT, in their order, the same list for all;
+    /// --rank then goes from 0 to --workers less one
     #[arg(
         long,
-        env = "ANNULET_PEERS",
+        env = "ANNULET_SERVER",
         value_delimiter = ',',
         value_name = "HOST:PORT,...",
-        required_unless_present = "launched"
+        conflicts_with = "peers",
+        requires_all = ["workers", "rank"]
     )]
-    peers: Vec<PeerAddress>,
-    /// The file that `annulet key` made, the same for all
-    #[arg(
-        long,
-        env = "ANNULET_CLUSTER_KEY",
-        value_name = "FILE",
-        required_unless_present = "launched"
-    )]
-    cluster_key: Option<PathBuf>,
-    /// Address to listen on [default: the port of this worker's entry in --peers, on all
-    /// interfaces]
-    #[arg(long, env = "ANNULET_LISTEN", value_name = "IP:PORT")]
-    listen: Option<SocketAddr>,
-    /// Seconds to wait for the other workers to appear
-    #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
-          value_parser = clap::value_parser!(u64).range(1..))]
-    join_timeout: u64,
+    server: Vec<PeerAddress>,
+    /// Workers around the parameter servers
+    #[arg(long, env = "ANNULET_WORKERS", value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    workers: Option<u64>,
+    /// Make one worker slower: its computing takes MS longer in each step
+    #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS")]
+    straggler: Option<StragglerPlan>,
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
@@ -99,25 +94,30 @@ const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// As [`run`].
 unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
-    let WorkerArguments { peers, output, .. } = arguments;
-    // clap has made sure that both are there.
-    let (Some(rank), Some(key_file)) = (arguments.rank, &arguments.cluster_key) else {
-        return Err(CommandError::Usage("--rank and --cluster-key are required".into()));
+    let Some(rank) = arguments.group.rank else {
+        return Err(CommandError::Usage(
+            "a worker needs --rank, --peers and --cluster-key; `annulet train` starts workers on \
+             this machine without them"
+                .into(),
+        ));
     };
-    let Some(own) = peers.get(rank) else {
-        return Err(CommandError::Usage(format!(
-            "--rank {rank}: --peers lists {} workers, so ranks go from 0 to {}",
-            peers.len(),
-            peers.len().saturating_sub(1)
-        )));
+    let network = NetworkPlan {
+        straggler: arguments.straggler,
+        ..arguments.network.resolve(!arguments.no_overlap)?
     };
-    let network = arguments.network.resolve(!arguments.no_overlap)?;
-    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &output)?;
+    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
     unsafe { set_driver_environment(plan.config.kernels, plan.cores) };
 
+    if !arguments.server.is_empty() {
+        plan.folder = None;
+        let workers = arguments.workers.map_or(0, |workers| workers as usize);
+        let place = arguments.group.place_around(arguments.server, workers)?;
+        let mut display = Display::new(arguments.json);
+        return Ok(run_served_worker(plan, place, &mut display)?);
+    }
     // One worker writes for all; the state is the same on each.
     if rank != 0 {
         plan.folder = None;
@@ -125,47 +125,13 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
-    let membership = if peers.len() == 1 {
-        Membership::solo()
-    } else {
-        Membership::group(GroupPlace {
-            key: ClusterKey::read(key_file)?,
-            socket: listen(arguments.listen, own)?,
-            rank,
-            run_id: run_id_of(&peers),
-            peers: peers.into_iter().map(|peer| vec![peer]).collect(),
-            join_timeout: Duration::from_secs(arguments.join_timeout),
-        })
+    let alone = arguments.group.peers.len() == 1;
+    let membership = match arguments.group.place()? {
+        Some(place) if !alone => Membership::group(place),
+        _ => Membership::solo(),
     };
     let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
     report(&summary, arguments.json, folder)
-}
-
-/// Binds where this worker is to be reached.
-fn listen(address: Option<SocketAddr>, own: &PeerAddress) -> Result<UdpSocket, CommandError> {
-    let bind = |address: String, source| LaunchError::Bind { address, source };
-    if let Some(address) = address {
-        return UdpSocket::bind(address).map_err(|e| bind(address.to_string(), e).into());
-    }
-    let port = own.port();
-    dual_stack(port)
-        .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))
-        .map_err(|source| bind(format!("port {port}"), source).into())
-}
-
-/// A socket for IPv6 and IPv4, where the system has both.
-fn dual_stack(port: u16) -> std::io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
-    socket.set_only_v6(false)?;
-    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into())?;
-    Ok(socket.into())
-}
-
-/// Workers that were given the same list are in the same run.
-fn run_id_of(peers: &[PeerAddress]) -> String {
-    let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
-    let digest = Sha256::digest(names.join(","));
-    crate::train::metrics::hex(&digest[..8])
 }
 
 fn run_launched() -> Result<(), CommandError> {
@@ -180,43 +146,105 @@ fn run_launched() -> Result<(), CommandError> {
 
 fn follow_orders() -> Result<(), CommandError> {
     let stop = Arc::new(AtomicBool::new(false));
-    let orders = listen_to_launcher(stop.clone());
+    let (to_membership, inbox) = channel();
+    let orders = listen_to_launcher(stop.clone(), to_membership.clone());
     let Ok(ToWorker::Order(order)) = orders.recv() else {
         return Err(CommandError::Usage("--launched is for `annulet train` alone".into()));
     };
-    let WorkerOrder { rank, run_id, cluster_key_pem, plan, launched_at_us } = *order;
-    let key = ClusterKey::from_pem(&cluster_key_pem)?;
+    let WorkerOrder { id, joins, run_id, plan, .. } = *order;
+    let key = ClusterKey::from_pem(&order.cluster_key_pem)?;
     let (socket, address) = bind_loopback()?;
     say(&FromWorker::Bound { addresses: vec![address] });
-    let Ok(ToWorker::Peers { addresses }) = orders.recv() else {
-        return Err(CommandError::Usage("the launcher did not tell the peers' addresses".into()));
+    let strangers = || CommandError::Usage("the launcher did not tell whom to work with".into());
+    if let Some(servers) = plan.network.servers {
+        let Ok(ToWorker::Peers { addresses }) = orders.recv() else { return Err(strangers()) };
+        let workers = order.workers;
+        let place = StarPlace {
+            socket,
+            key,
+            node: id.0 as usize,
+            workers,
+            servers: peer_addresses(&addresses[workers.min(addresses.len())..]),
+            run_id,
+            join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        };
+        return work_around_servers(plan, servers, place, order.launched_at_us, stop);
+    }
+    let first = match joins {
+        true => None,
+        false => match orders.recv() {
+            Ok(ToWorker::Begin { view }) => Some(*view),
+            _ => return Err(strangers()),
+        },
     };
-    let membership = Membership::group(GroupPlace {
+    let rank = first.as_ref().and_then(|view| view.rank(id));
+    let speaks = Arc::new(AtomicBool::new(rank == Some(0)));
+    let settings = Settings {
+        acceptors: Acceptors::Launcher,
+        failure_timeout: plan.network.transport.failure_timeout,
+        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        members_min: order.workers_min,
+        members_max: order.workers,
+    };
+    let membership = Membership::elastic(ElasticPlace {
         socket,
         key,
-        rank,
-        peers: peer_addresses(&addresses),
         run_id,
+        me: Member { id, addresses: vec![address.to_string()] },
+        first,
+        settings,
         join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        inbox: (to_membership, inbox),
+        send: Box::new(|to, message| say(&FromWorker::Message { to, message })),
+        speaks: speaks.clone(),
     });
     let mut tell = |body: Event| {
-        if rank == 0 {
+        if speaks.load(Ordering::Relaxed) {
             say(&FromWorker::Event { body });
         }
     };
-    run_worker(plan, membership, instant_of(launched_at_us), stop, &mut tell)?;
+    run_worker(plan, membership, instant_of(order.launched_at_us), stop, &mut tell)?;
+    Ok(())
+}
+
+/// As a worker or a server of a star; the first server tells for all.
+fn work_around_servers(
+    plan: WorkerPlan,
+    servers: ServerPlan,
+    place: StarPlace,
+    launched_at_us: u64,
+    stop: Arc<AtomicBool>,
+) -> Result<(), CommandError> {
+    let (node, workers) = (place.node, place.workers);
+    let mut tell = |body: Event| {
+        if node == workers {
+            say(&FromWorker::Event { body });
+        }
+    };
+    if node < workers {
+        run_served_worker(plan, place, &mut tell)?;
+    } else {
+        run_server(plan, servers, place, instant_of(launched_at_us), stop, &mut tell)?;
+    }
     Ok(())
 }
 
 /// Reads the launcher's messages on a thread of their own. When the launcher is gone the process
 /// ends at once: nobody is left to work for, and nothing may be left behind.
-fn listen_to_launcher(stop: Arc<AtomicBool>) -> Receiver<ToWorker> {
-    // The order and the peers' addresses: no more than these two are queued.
+fn listen_to_launcher(stop: Arc<AtomicBool>, membership: Sender<Input>) -> Receiver<ToWorker> {
+    // The order and the first view: no more than these two are queued.
     let (sender, receiver) = sync_channel(2);
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
                 Ok(ToWorker::Stop) => stop.store(true, Ordering::Relaxed),
+                // A membership that is over needs nothing more.
+                Ok(ToWorker::Message { from, message }) => {
+                    let _ = membership.send(Input::Message { from, message });
+                }
+                Ok(ToWorker::Exited { id, why }) => {
+                    let _ = membership.send(Input::Exited { id, why });
+                }
                 Ok(message) => {
                     if sender.try_send(message).is_err() {
                         break;

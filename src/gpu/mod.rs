@@ -2,7 +2,7 @@
 
 pub mod device;
 pub mod engine;
-mod lane;
+pub mod lane;
 pub mod portable;
 pub mod shader;
 pub mod timing;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytemuck::Zeroable;
 
 use self::stages::{
-    BufferId, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW,
+    BufferId, DENSE_STAGES, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW,
     TILES_PER_SUBMISSION_MAX, Tuning, bucket_words, convolution_weights, stages,
 };
 use super::GpuError;
@@ -24,6 +24,10 @@ use crate::data::dataset::{Dataset, Normalization};
 use crate::model::layers::{CLASSES, IMAGE_PIXELS, ModelKind};
 use crate::model::layout::BUCKETS;
 use crate::numerics::fixed_point::{FixedPoint, TILE_SAMPLES};
+
+/// Places in [`BUCKETS`].
+const DENSE: usize = 0;
+const CONVOLUTIONS: usize = 1;
 
 /// The set on one device.
 pub(super) struct PortableSet {
@@ -48,7 +52,8 @@ pub(super) struct PortableSet {
     /// The convolutions' weights as the kernels want them, and where each comes from.
     weight_sources: Vec<Option<usize>>,
     sorted_weights: Vec<f32>,
-    words: Readback,
+    /// One a bucket: each is there as soon as its own kernels are done.
+    words: [Readback; BUCKETS.len()],
     logits: Readback,
 }
 
@@ -68,7 +73,7 @@ impl PortableSet {
             _ => Tuning::HARDWARE,
         };
         let tiles = tiles_for(settings.samples_per_step);
-        let words = Readback::new(&gpu, BufferId::Words.words(model, images, tiles));
+        let words = BUCKETS.map(|bucket| Readback::new(&gpu, bucket.words()));
         let logits_words = BufferId::Logits.words(model, images, TILES_PER_SUBMISSION_MAX);
         let logits = Readback::new(&gpu, logits_words);
         let weight_sources = convolution_weights();
@@ -239,6 +244,28 @@ impl PortableSet {
         }
     }
 
+    /// Some of the stages of a step over so many samples.
+    fn encode_step(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        stages: Range<usize>,
+        samples: usize,
+    ) {
+        let shares = self.tile_shares(samples);
+        self.encode(encoder, stages, tiles_for(samples), |grid| {
+            grid.workgroups(samples as u32, shares)
+        });
+    }
+
+    /// Submits the commands that complete a bucket's words, and asks for the words.
+    fn submit_and_read(&mut self, mut encoder: wgpu::CommandEncoder, bucket: usize) {
+        let first = bucket_words(&BUCKETS[bucket]);
+        let words = self.buffer(BufferId::Words);
+        self.words[bucket].encode(&mut encoder, words, first);
+        let submission = self.gpu.queue.submit([encoder.finish()]);
+        self.words[bucket].request(submission);
+    }
+
     fn dispatch(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
@@ -350,7 +377,7 @@ impl KernelSet for PortableSet {
         samples: &[u32],
         fixed_point: &FixedPoint,
     ) -> Result<(), GpuError> {
-        self.words.release();
+        self.words.iter_mut().for_each(Readback::release);
         self.reserve(samples.len())?;
         self.upload_parameters(parameters);
 
@@ -365,13 +392,15 @@ impl KernelSet for PortableSet {
                 encoder.clear_buffer(self.buffer(BufferId::Words), 0, None);
                 self.copy_to_texture(&mut encoder, BufferId::Parameters, 0);
             }
-            let shares = self.tile_shares(chunk.len());
-            self.encode(&mut encoder, 0..self.stages.len(), tiles_for(chunk.len()), |grid| {
-                grid.workgroups(chunk.len() as u32, shares)
-            });
+            self.encode_step(&mut encoder, 0..DENSE_STAGES, chunk.len());
+            // The host reads and reduces the first bucket while the device computes the second.
             if i == last {
-                self.words.encode(&mut encoder, self.buffer(BufferId::Words));
-                self.words.request(self.gpu.queue.submit([encoder.finish()]));
+                self.submit_and_read(encoder, DENSE);
+                encoder = self.encoder();
+            }
+            self.encode_step(&mut encoder, DENSE_STAGES..self.stages.len(), chunk.len());
+            if i == last {
+                self.submit_and_read(encoder, CONVOLUTIONS);
             } else {
                 self.gpu.queue.submit([encoder.finish()]);
             }
@@ -380,8 +409,7 @@ impl KernelSet for PortableSet {
     }
 
     fn finish_bucket(&mut self, bucket: usize, words: &mut [u32]) -> Result<(), GpuError> {
-        let first = bucket_words(&BUCKETS[bucket]);
-        self.words.read(&self.gpu, first..first + words.len(), |bytes| {
+        self.words[bucket].read(&self.gpu, 0..words.len(), |bytes| {
             words.copy_from_slice(bytemuck::cast_slice(bytes));
         })
     }
@@ -405,7 +433,7 @@ impl KernelSet for PortableSet {
             self.encode(&mut encoder, 0..FORWARD_STAGES, tiles_for(count), |grid| {
                 grid.workgroups(count as u32, 1)
             });
-            self.logits.encode(&mut encoder, self.buffer(BufferId::Logits));
+            self.logits.encode(&mut encoder, self.buffer(BufferId::Logits), 0);
             self.logits.request(self.gpu.queue.submit([encoder.finish()]));
             let words = tiles_for(count) * LOGIT_ROWS * TILE_SAMPLES;
             self.logits.read(&self.gpu, 0..words, |bytes| {
@@ -421,7 +449,7 @@ impl KernelSet for PortableSet {
     }
 
     fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
-        self.words.release();
+        self.words.iter_mut().for_each(Readback::release);
         // The last submission's samples, whole tiles of them.
         let samples = self.padded_samples.len();
         let shares = self.tile_shares(samples);
@@ -508,10 +536,11 @@ impl Readback {
         }
     }
 
-    /// Copies the beginning of `source`, as far as there is room and content.
-    fn encode(&self, encoder: &mut wgpu::CommandEncoder, source: &wgpu::Buffer) {
-        let size = self.buffer.size().min(source.size());
-        encoder.copy_buffer_to_buffer(source, 0, &self.buffer, 0, size);
+    /// Copies `source` from the given word on, as far as there is room and content.
+    fn encode(&self, encoder: &mut wgpu::CommandEncoder, source: &wgpu::Buffer, first: usize) {
+        let first = 4 * first as u64;
+        let size = self.buffer.size().min(source.size() - first);
+        encoder.copy_buffer_to_buffer(source, first, &self.buffer, 0, size);
     }
 
     /// Asks for the map of what `submission` writes.

@@ -5,22 +5,23 @@
 //! its standard output; its standard error is passed on line by line. A child whose standard input
 //! closes ends at once, so that no worker outlives its launcher, however that one ended.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
+use crate::protocol::membership::{Arbiter, ArbiterAction, Member, MemberId, Message, Party, View};
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::RunSummary;
+use crate::train::server::ServerPlan;
 
 use super::LaunchError;
 use super::adapters::Assignment;
 use super::pipe::{FromWorker, ToWorker, WorkerOrder, unix_time_us};
+use super::process::{Children, LINES_KEPT, News, ending_text};
 use super::worker::WorkerPlan;
 
 /// How long a worker may take from its start to a bound socket: it has loaded nothing yet.
@@ -32,26 +33,21 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the other workers may take to say why, once one has failed.
 const LAST_WORDS: Duration = Duration::from_millis(1_500);
 
-/// How long they may take once they train: a worker that was killed is missed only after the
-/// failure timeout (5 s), and then rank 0 writes a last checkpoint.
+/// How long they may take once they train around servers: a node that was killed is missed only
+/// after the failure timeout, and then the first server writes a last checkpoint.
 const LAST_WORDS_IN_TRAINING: Duration = Duration::from_secs(8);
-
-/// How often a process whose outputs are closed is looked at.
-const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// How every message of a worker starts.
-const MESSAGE_START: &str = r#"{"from_worker":"#;
 
 /// The exit code that means "a peer was lost": another worker's own failure explains more.
 const LOST_PEER: u8 = 5;
 
-/// A worker's last lines for people that are kept for the message about its death.
-const LINES_KEPT: usize = 5;
-
 /// A group of local workers.
 pub struct LocalGroup<'a> {
-    /// For every worker; the folder is written by rank 0 alone.
+    /// For every worker; the folder is written by rank 0 alone, or by the first server.
     pub plan: WorkerPlan,
+    /// With fewer workers the run stops.
+    pub workers_min: usize,
+    /// So many lost workers are replaced, over the whole run.
+    pub restarts_max: usize,
     /// One a worker.
     pub assignments: Vec<Assignment>,
     pub run_id: String,
@@ -61,80 +57,111 @@ pub struct LocalGroup<'a> {
     pub abort: &'a AtomicBool,
 }
 
-/// What the launcher hears of a child.
-enum News {
-    Message(FromWorker),
-    /// A line that is meant for people: on standard error, or by a driver on standard output.
-    Line(String),
-    /// It has ended and everything that it said was heard.
-    Ended(std::io::Result<ExitStatus>),
-}
-
 impl LocalGroup<'_> {
     /// Runs the group to the end of the training.
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, LaunchError> {
         let (sender, receiver) = channel();
-        let mut children = Children::default();
-        self.spawn_all(&mut children, &sender)?;
-        drop(sender);
+        let launched_at_us = unix_time_us()
+            .saturating_sub(u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(0));
+        let (stop, abort, started_at) = (self.stop, self.abort, self.started_at);
         let mut group = Supervisor {
-            bound: vec![None; children.list.len()],
-            open: children.list.len(),
-            children,
+            workers: self.assignments.len(),
+            servers: self.plan.network.servers,
+            spawner: Spawner {
+                program: std::env::current_exe().map_err(LaunchError::Spawn)?,
+                key: ClusterKey::generate()?.to_pem().to_owned(),
+                launched_at_us,
+                group: self,
+                news: sender,
+            },
+            bound: Vec::new(),
+            open: 0,
+            children: Children::default(),
+            arbiter: None,
+            members: Vec::new(),
+            restarts: 0,
             summary: None,
             failure: None,
             stopping: false,
             training: false,
         };
-        group.watch(&receiver, &self, observer)?;
+        let servers = group.servers.map_or(0, |plan| plan.servers);
+        for place in 0..group.workers + servers {
+            group.spawn(place, false)?;
+        }
+        group.watch(&receiver, started_at, stop, abort, observer)?;
         group.outcome()
     }
+}
 
-    fn spawn_all(
-        &self,
-        children: &mut Children,
-        news: &Sender<(usize, News)>,
-    ) -> Result<(), LaunchError> {
-        let program = std::env::current_exe().map_err(LaunchError::Spawn)?;
-        let key = ClusterKey::generate()?.to_pem().to_owned();
-        let launched_at_us = unix_time_us()
-            .saturating_sub(u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(0));
-        for (rank, assignment) in self.assignments.iter().enumerate() {
-            let mut command = Command::new(&program);
-            command
-                .args(["worker", "--launched"])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            #[cfg(unix)]
-            {
-                // Ctrl-C goes to the launcher alone, which ends the run at a step's border.
-                std::os::unix::process::CommandExt::process_group(&mut command, 0);
-            }
-            let child = command.spawn().map_err(LaunchError::Spawn)?;
-            let child = children.add(child, rank, news);
-            let plan = WorkerPlan {
-                adapter: assignment.adapter.clone(),
-                cores: assignment.cores,
-                folder: self.plan.folder.clone().filter(|_| rank == 0),
-                ..self.plan.clone()
-            };
-            child.send(&ToWorker::Order(Box::new(WorkerOrder {
-                rank,
-                run_id: self.run_id.clone(),
-                cluster_key_pem: key.clone(),
-                plan,
-                launched_at_us,
-            })));
+/// Starts worker and server processes.
+struct Spawner<'a> {
+    group: LocalGroup<'a>,
+    program: PathBuf,
+    key: String,
+    launched_at_us: u64,
+    news: Sender<(usize, News)>,
+}
+
+impl Spawner<'_> {
+    /// Starts a worker on the adapter of this place, or a server, whose places stand behind those of
+    /// the workers; and gives it its order.
+    fn spawn(&self, children: &mut Children, place: usize, joins: bool) -> Result<(), LaunchError> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["worker", "--launched"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        #[cfg(unix)]
+        {
+            // Ctrl-C goes to the launcher alone, which ends the run at a step's border.
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
         }
+        let child = command.spawn().map_err(LaunchError::Spawn)?;
+        let index = children.list.len();
+        let child = children.add(child, index, place, &self.news);
+        // Servers compute nothing.
+        let idle = Assignment { adapter: None, cores: 1 };
+        let workers = self.group.assignments.len();
+        let assignment = self.group.assignments.get(place).unwrap_or(&idle);
+        // Around servers the first of them writes; else any worker may come to write for all.
+        let writes = self.group.plan.network.servers.is_none() || place == workers;
+        let plan = WorkerPlan {
+            adapter: assignment.adapter.clone(),
+            cores: assignment.cores,
+            folder: self.group.plan.folder.clone().filter(|_| writes),
+            ..self.group.plan.clone()
+        };
+        child.send(&ToWorker::Order(Box::new(WorkerOrder {
+            id: MemberId(index as u64),
+            joins,
+            workers_min: self.group.workers_min,
+            workers,
+            run_id: self.group.run_id.clone(),
+            cluster_key_pem: self.key.clone(),
+            plan,
+            launched_at_us: self.launched_at_us,
+        })));
         Ok(())
     }
 }
 
 /// The group under way.
-struct Supervisor {
+struct Supervisor<'a> {
+    spawner: Spawner<'a>,
     children: Children,
+    /// Children that are workers at the start; with servers, all others are these.
+    workers: usize,
+    servers: Option<ServerPlan>,
+    /// Of those that the run begins with.
     bound: Vec<Option<Vec<SocketAddr>>>,
+    /// Of the newest view.
+    members: Vec<MemberId>,
+    /// Workers that were started in the place of lost ones.
+    restarts: usize,
+    /// Elects views, once the first one is known.
+    arbiter: Option<Arbiter>,
     /// Children whose output is still open.
     open: usize,
     summary: Option<RunSummary>,
@@ -153,34 +180,68 @@ struct Failure {
     since: Instant,
 }
 
-impl Supervisor {
+impl Supervisor<'_> {
+    fn spawn(&mut self, place: usize, joins: bool) -> Result<(), LaunchError> {
+        self.spawner.spawn(&mut self.children, place, joins)?;
+        self.open += 1;
+        if !joins {
+            self.bound.push(None);
+        }
+        Ok(())
+    }
+
+    /// Whether somebody is left who has a part in the newest view.
+    fn works(&self) -> bool {
+        let ended = |index: usize| self.children.list[index].ended.is_some();
+        match self.arbiter {
+            // Joiners alone have nothing to join.
+            Some(_) => self.members.iter().any(|id| !ended(id.0 as usize)),
+            None => self.open > 0,
+        }
+    }
+
     fn watch(
         &mut self,
         news: &Receiver<(usize, News)>,
-        group: &LocalGroup<'_>,
+        started_at: Instant,
+        stop: &AtomicBool,
+        abort: &AtomicBool,
         observer: &mut dyn Observer,
     ) -> Result<(), LaunchError> {
-        while self.open > 0 {
+        while self.works() {
             match news.recv_timeout(POLL_INTERVAL) {
                 Ok((rank, item)) => self.hear(rank, item, observer)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if group.stop.load(Ordering::Relaxed) && !self.stopping {
+            if stop.load(Ordering::Relaxed) && !self.stopping {
                 self.stopping = true;
                 self.children.list.iter_mut().for_each(|child| child.send(&ToWorker::Stop));
             }
-            if self.bound.iter().any(Option::is_none) && group.started_at.elapsed() > BIND_TIMEOUT {
+            if self.bound.iter().any(Option::is_none) && started_at.elapsed() > BIND_TIMEOUT {
                 let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
                 self.fail(0, LaunchError::NotBound { rank, seconds: BIND_TIMEOUT.as_secs() });
             }
-            let patience = if self.training { LAST_WORDS_IN_TRAINING } else { LAST_WORDS };
-            let waited_enough = self.failure.as_ref().is_some_and(|f| f.since.elapsed() > patience);
-            if waited_enough || group.abort.load(Ordering::Relaxed) {
+            let waited_enough = self
+                .failure
+                .as_ref()
+                .zip(self.patience())
+                .is_some_and(|(failure, patience)| failure.since.elapsed() > patience);
+            if waited_enough || abort.load(Ordering::Relaxed) {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// How long the others may take after a failure; none: as long as they want.
+    fn patience(&self) -> Option<Duration> {
+        match (self.training, self.servers) {
+            (false, _) => Some(LAST_WORDS),
+            (true, Some(_)) => Some(LAST_WORDS_IN_TRAINING),
+            // The others go on, or find out by themselves that they cannot.
+            (true, None) => None,
+        }
     }
 
     fn hear(
@@ -191,8 +252,11 @@ impl Supervisor {
     ) -> Result<(), LaunchError> {
         match item {
             News::Message(FromWorker::Bound { addresses }) => {
-                self.bound[rank] = Some(addresses);
-                self.introduce();
+                // Who comes later makes itself known.
+                if let Some(bound) = self.bound.get_mut(rank) {
+                    *bound = Some(addresses);
+                    self.introduce();
+                }
             }
             News::Message(FromWorker::Event { body }) => {
                 match &body {
@@ -200,15 +264,21 @@ impl Supervisor {
                     Event::Finished(summary) => self.summary = Some((**summary).clone()),
                     _ => {}
                 }
-                // Every worker has the same news; one teller is enough.
-                if rank == 0 {
-                    observer.event(body);
-                }
+                // Every worker has the same news; one of them tells.
+                observer.event(body);
+            }
+            News::Message(FromWorker::Message { to, message }) => {
+                self.pass_on(rank, to, message, observer);
             }
             News::Message(FromWorker::Failed { message, exit_code }) => {
                 self.children.list[rank].explained = true;
-                let weight = if exit_code == LOST_PEER { 2 } else { 0 };
-                self.fail(weight, LaunchError::Worker { rank, message, exit_code });
+                if self.is_expendable(rank) {
+                    let text = format!("{}: {message}", self.name(rank));
+                    observer.event(Event::Notice { text });
+                } else {
+                    let weight = if exit_code == LOST_PEER { 2 } else { 0 };
+                    self.fail(weight, self.failed(rank, message, exit_code));
+                }
             }
             News::Line(line) => {
                 let child = &mut self.children.list[rank];
@@ -216,13 +286,21 @@ impl Supervisor {
                     child.last_lines.pop_front();
                 }
                 child.last_lines.push_back(line.clone());
-                observer.event(Event::Notice { text: format!("[worker {rank}] {line}") });
+                let text = format!("[{}] {line}", self.name(rank));
+                observer.event(Event::Notice { text });
             }
             News::Ended(status) => {
                 self.open -= 1;
                 let status = status.map_err(LaunchError::Spawn)?;
-                if !status.success() && !self.children.list[rank].explained {
-                    self.bury(rank, status);
+                self.children.list[rank].ended = Some(ending_text(status));
+                if !status.success() {
+                    if !self.children.list[rank].explained {
+                        self.bury(rank, status, observer);
+                    }
+                    if self.servers.is_none() {
+                        self.report_ended(rank, observer);
+                        self.replace(rank, observer)?;
+                    }
                 }
             }
         }
@@ -232,20 +310,140 @@ impl Supervisor {
     /// Tells all workers their peers' addresses, once they are all known.
     fn introduce(&mut self) {
         let all: Option<Vec<Vec<SocketAddr>>> = self.bound.iter().cloned().collect();
-        if let Some(addresses) = all {
-            let peers = ToWorker::Peers { addresses };
+        if let (Some(addresses), Some(_)) = (&all, self.servers) {
+            let peers = ToWorker::Peers { addresses: addresses.clone() };
             self.children.list.iter_mut().for_each(|child| child.send(&peers));
+        } else if let Some(addresses) = all {
+            let member = |(id, addresses): (u64, Vec<SocketAddr>)| Member {
+                id: MemberId(id),
+                addresses: addresses.iter().map(ToString::to_string).collect(),
+            };
+            let view = View::first((0..).zip(addresses).map(member).collect(), 0);
+            self.members = view.ids().collect();
+            self.arbiter = Some(Arbiter::new(view.clone()));
+            let begin = ToWorker::Begin { view: Box::new(view) };
+            self.children.list.iter_mut().for_each(|child| child.send(&begin));
+        }
+    }
+
+    /// Passes a worker's message about views on.
+    fn pass_on(&mut self, rank: usize, to: Party, message: Message, observer: &mut dyn Observer) {
+        let from = MemberId(rank as u64);
+        match to {
+            Party::Member(id) => {
+                let message = ToWorker::Message { from: Party::Member(from), message };
+                self.tell(id, &message);
+            }
+            Party::Launcher => {
+                if let Some(arbiter) = &mut self.arbiter {
+                    arbiter.handle_message(from, message);
+                }
+                while let Some(action) = self.arbiter.as_mut().and_then(Arbiter::poll_action) {
+                    match action {
+                        ArbiterAction::Send { to, message } => {
+                            let from = Party::Launcher;
+                            self.tell(to, &ToWorker::Message { from, message });
+                        }
+                        ArbiterAction::Chosen(view) => self.fence(&view, observer),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the processes that a new view has left behind. A worker that has only stood still would
+    /// otherwise wake up one day and write over what the others did since.
+    fn fence(&mut self, view: &View, observer: &mut dyn Observer) {
+        let before = std::mem::replace(&mut self.members, view.ids().collect());
+        for (id, child) in (0..).map(MemberId).zip(&mut self.children.list) {
+            if child.ended.is_none() && before.contains(&id) && !view.contains(id) {
+                let text = format!("{id} was left behind and is ended: it could not be heard");
+                observer.event(Event::Notice { text });
+                child.explained = true;
+                child.kill();
+            }
+        }
+    }
+
+    /// Tells those that still work that a worker has ended, and which others have before it.
+    fn report_ended(&mut self, rank: usize, observer: &mut dyn Observer) {
+        let ended: Vec<(MemberId, String)> = (0..)
+            .map(MemberId)
+            .zip(&self.children.list)
+            .filter_map(|(id, child)| Some((id, child.ended.clone()?)))
+            .collect();
+        let left = self.children.list.len() - ended.len();
+        if self.training && left > 0 {
+            let why = self.children.list[rank].ended.clone().unwrap_or_default();
+            let text = format!("worker {rank} is lost: {why}; {left} go on");
+            observer.event(Event::Notice { text });
+        }
+        for (id, why) in ended {
+            let exited = ToWorker::Exited { id, why };
+            for child in self.children.list.iter_mut().filter(|child| child.ended.is_none()) {
+                child.send(&exited);
+            }
+        }
+    }
+
+    /// Starts a worker in the place of a lost one, if that is wanted.
+    fn replace(&mut self, index: usize, observer: &mut dyn Observer) -> Result<(), LaunchError> {
+        let left = self.spawner.group.restarts_max.saturating_sub(self.restarts);
+        if !self.training || self.stopping || self.summary.is_some() || left == 0 || !self.works() {
+            return Ok(());
+        }
+        self.restarts += 1;
+        let (place, new) = (self.children.list[index].place, self.children.list.len());
+        let text = format!("worker {new} is started in the place of worker {index}");
+        observer.event(Event::Notice { text });
+        self.spawn(place, true)
+    }
+
+    fn tell(&mut self, to: MemberId, message: &ToWorker) {
+        let child = usize::try_from(to.0).ok().and_then(|at| self.children.list.get_mut(at));
+        if let Some(child) = child.filter(|child| child.ended.is_none()) {
+            child.send(message);
         }
     }
 
     /// Notes a death that the worker did not explain itself.
-    fn bury(&mut self, rank: usize, status: ExitStatus) {
+    fn bury(&mut self, rank: usize, status: ExitStatus, observer: &mut dyn Observer) {
         let mut message = format!("ended without a word ({status})");
         for line in &self.children.list[rank].last_lines {
             message.push_str("\n  ");
             message.push_str(line);
         }
-        self.fail(1, LaunchError::Worker { rank, message, exit_code: LOST_PEER });
+        if self.is_expendable(rank) {
+            let text = format!("{}: {message}; the others go on", self.name(rank));
+            observer.event(Event::Notice { text });
+        } else {
+            self.fail(1, self.failed(rank, message, LOST_PEER));
+        }
+    }
+
+    /// Whether the others go on when this child is lost. If it was the last worker, the servers fail.
+    fn is_expendable(&self, rank: usize) -> bool {
+        let survived = self.servers.is_some_and(|plan| plan.mode.survives_losses());
+        survived && self.training && rank < self.workers
+    }
+
+    /// A child's number among the servers, if it is one.
+    fn server(&self, rank: usize) -> Option<usize> {
+        self.servers.and_then(|_| rank.checked_sub(self.workers))
+    }
+
+    fn name(&self, rank: usize) -> String {
+        match self.server(rank) {
+            Some(server) => format!("server {server}"),
+            None => format!("worker {rank}"),
+        }
+    }
+
+    fn failed(&self, rank: usize, message: String, exit_code: u8) -> LaunchError {
+        match self.server(rank) {
+            Some(server) => LaunchError::Server { server, message, exit_code },
+            None => LaunchError::Worker { rank, message, exit_code },
+        }
     }
 
     fn fail(&mut self, weight: u8, error: LaunchError) {
@@ -257,8 +455,9 @@ impl Supervisor {
 
     fn outcome(self) -> Result<RunSummary, LaunchError> {
         match (self.failure, self.summary) {
-            (None, Some(summary)) => Ok(summary),
-            (Some(failure), _) => Err(failure.error),
+            // Whoever was lost on the way is told in it.
+            (_, Some(summary)) => Ok(summary),
+            (Some(failure), None) => Err(failure.error),
             (None, None) => Err(LaunchError::Worker {
                 rank: 0,
                 message: "was ended before the run was over".into(),
@@ -268,127 +467,15 @@ impl Supervisor {
     }
 }
 
-/// Worker processes; those that still run when this is dropped are killed.
-#[derive(Default)]
-struct Children {
-    list: Vec<WorkerProcess>,
-}
-
-struct WorkerProcess {
-    process: Arc<Mutex<Child>>,
-    stdin: ChildStdin,
-    last_lines: VecDeque<String>,
-    /// It has said itself why it ends.
-    explained: bool,
-}
-
-impl WorkerProcess {
-    /// A worker that cannot be told anything has ended; its closed output tells so.
-    fn send(&mut self, message: &ToWorker) {
-        let mut line = serde_json::to_string(message).expect("a message serializes");
-        line.push('\n');
-        let _ = self.stdin.write_all(line.as_bytes());
-    }
-}
-
-impl Children {
-    /// Starts to read a fresh child's output.
-    fn add(
-        &mut self,
-        mut process: Child,
-        rank: usize,
-        news: &Sender<(usize, News)>,
-    ) -> &mut WorkerProcess {
-        let stdin = process.stdin.take().expect("stdin is piped");
-        let stdout = process.stdout.take().expect("stdout is piped");
-        let stderr = process.stderr.take().expect("stderr is piped");
-        let process = Arc::new(Mutex::new(process));
-        self.list.push(WorkerProcess {
-            process: process.clone(),
-            stdin,
-            last_lines: VecDeque::new(),
-            explained: false,
-        });
-        let sender = news.clone();
-        let errors = std::thread::spawn(move || {
-            for_each_line(stderr, |line| sender.send((rank, News::Line(line))).is_ok());
-        });
-        let sender = news.clone();
-        std::thread::spawn(move || {
-            for_each_line(stdout, |line| sender.send((rank, news_of(line))).is_ok());
-            // Both outputs are closed, or nobody listens any more: the process is about to end.
-            let _ = errors.join();
-            let status = wait_for(&process);
-            let _ = sender.send((rank, News::Ended(status)));
-        });
-        self.list.last_mut().expect("one was just added")
-    }
-}
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &self.list {
-            let mut process = child.process.lock().unwrap_or_else(PoisonError::into_inner);
-            // An error means that it has ended already.
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
-}
-
-/// Waits in steps, so that the process can be killed meanwhile.
-fn wait_for(process: &Mutex<Child>) -> std::io::Result<ExitStatus> {
-    loop {
-        let status = process.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
-        if let Some(status) = status {
-            return Ok(status);
-        }
-        std::thread::sleep(EXIT_POLL_INTERVAL);
-    }
-}
-
-/// Calls `take` with each line until it returns false; bytes that are no text are replaced.
-fn for_each_line(output: impl Read, mut take: impl FnMut(String) -> bool) {
-    let mut reader = BufReader::new(output);
-    let mut bytes = Vec::new();
-    while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
-        if !take(String::from_utf8_lossy(&bytes).trim_end().to_owned()) {
-            return;
-        }
-        bytes.clear();
-    }
-}
-
-/// A message, or a line of a driver that prints where only messages are expected. A driver's text
-/// without a line's end stands before the message that follows it.
-fn news_of(line: String) -> News {
-    let message = line.find(MESSAGE_START).and_then(|at| serde_json::from_str(&line[at..]).ok());
-    message.map_or(News::Line(line), News::Message)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::worker::NetworkPlan;
     use super::*;
+    use crate::config::RunConfig;
+    use crate::data::DataPlan;
 
-    #[test]
-    fn a_message_is_found_behind_a_drivers_chatter() {
-        let line = serde_json::to_string(&FromWorker::Bound { addresses: Vec::new() }).unwrap();
-        assert!(matches!(news_of(line.clone()), News::Message(FromWorker::Bound { .. })));
-        assert!(matches!(news_of(format!("MESA: hm {line}")), News::Message(_)));
-        assert!(matches!(news_of("MESA: hm".into()), News::Line(_)));
-    }
-
-    #[test]
-    fn lines_need_not_be_text() {
-        let mut lines = Vec::new();
-        for_each_line(&b"a\xff\nb"[..], |line| {
-            lines.push(line);
-            true
-        });
-        assert_eq!(lines, ["a\u{fffd}", "b"]);
-    }
-
-    fn supervisor(children: usize) -> Supervisor {
+    fn supervisor(children: usize) -> Supervisor<'static> {
+        static NEVER: AtomicBool = AtomicBool::new(false);
         let (news, _) = channel();
         let mut list = Children::default();
         for rank in 0..children {
@@ -399,12 +486,43 @@ mod tests {
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
-            list.add(child, rank, &news);
+            list.add(child, rank, rank, &news);
         }
+        let plan = WorkerPlan {
+            config: RunConfig::default(),
+            data: DataPlan::default(),
+            network: NetworkPlan::default(),
+            adapter: None,
+            cores: 1,
+            resume: None,
+            folder: None,
+        };
+        let group = LocalGroup {
+            plan,
+            workers_min: 1,
+            restarts_max: 0,
+            assignments: Vec::new(),
+            run_id: String::new(),
+            started_at: Instant::now(),
+            stop: &NEVER,
+            abort: &NEVER,
+        };
         Supervisor {
+            spawner: Spawner {
+                group,
+                program: PathBuf::new(),
+                key: String::new(),
+                launched_at_us: 0,
+                news,
+            },
             bound: vec![None; children],
             open: children,
+            workers: children,
+            servers: None,
             children: list,
+            arbiter: None,
+            members: Vec::new(),
+            restarts: 0,
             summary: None,
             failure: None,
             stopping: false,

@@ -2,8 +2,11 @@
 
 pub mod adapters;
 pub mod driver_environment;
+pub mod elastic;
 pub mod local;
 pub mod pipe;
+mod process;
+pub mod star;
 pub mod threads;
 pub mod worker;
 
@@ -57,6 +60,8 @@ pub enum LaunchError {
     JoinPanicked,
     #[error("worker {rank} did not bind its socket within {seconds} s; is the machine overloaded?")]
     NotBound { rank: usize, seconds: u64 },
+    #[error("server {server}: {message}")]
+    Server { server: usize, message: String, exit_code: u8 },
     /// A worker process ended without success; its own message, and the code it asked for.
     #[error("worker {rank}: {message}")]
     Worker { rank: usize, message: String, exit_code: u8 },
@@ -80,7 +85,10 @@ impl LaunchError {
             {
                 5
             }
-            LaunchError::Worker { exit_code, .. } => *exit_code,
+            LaunchError::Train(TrainError::Parted(_)) => 5,
+            LaunchError::Worker { exit_code, .. } | LaunchError::Server { exit_code, .. } => {
+                *exit_code
+            }
             _ => 1,
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::membership::{MemberId, Message, Party, View};
 use crate::train::event::Event;
 
 use super::worker::WorkerPlan;
@@ -18,8 +19,14 @@ use super::worker::WorkerPlan;
 pub enum ToWorker {
     /// Comes first. The key travels here, never as an argument that other users could read.
     Order(Box<WorkerOrder>),
-    /// Comes once every worker has told its address: each rank's addresses.
+    /// Comes once every worker has told its address: whom to work with.
+    Begin { view: Box<View> },
+    /// The same around parameter servers, which no view elects: all addresses, by number.
     Peers { addresses: Vec<Vec<SocketAddr>> },
+    /// Another worker's or the launcher's message about views.
+    Message { from: Party, message: Message },
+    /// A worker's process has ended before the run's end.
+    Exited { id: MemberId, why: String },
     /// End the run after the current step.
     Stop,
 }
@@ -27,7 +34,15 @@ pub enum ToWorker {
 /// What a worker is to do. Not `Debug`, since it carries the key.
 #[derive(Serialize, Deserialize)]
 pub struct WorkerOrder {
-    pub rank: usize,
+    /// The worker's; servers are numbered behind the workers that the run begins with.
+    pub id: MemberId,
+    /// Comes into a run under way, in the place of a worker that was lost: no first view will be
+    /// told.
+    pub joins: bool,
+    /// With fewer workers the run stops.
+    pub workers_min: usize,
+    /// Workers that the run begins with; more are not admitted.
+    pub workers: usize,
     pub run_id: String,
     pub cluster_key_pem: String,
     pub plan: WorkerPlan,
@@ -41,7 +56,9 @@ pub struct WorkerOrder {
 pub enum FromWorker {
     /// The socket is bound; this is where the others reach it.
     Bound { addresses: Vec<SocketAddr> },
-    /// The run's events; rank 0 tells them for all.
+    /// A message about views, to be passed on.
+    Message { to: Party, message: Message },
+    /// The run's events; rank 0, or the first server, tells them for all.
     Event { body: Event },
     /// The worker ends without success.
     Failed { message: String, exit_code: u8 },

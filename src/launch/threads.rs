@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use crate::net::identity::ClusterKey;
 use crate::train::event::{Observer, Silent};
 use crate::train::metrics::RunSummary;
+use crate::train::server::ServerPlan;
 
 use super::LaunchError;
+use super::star::{StarPlace, run_served_worker, run_server};
 use super::worker::{GroupPlace, Membership, WorkerPlan, peer_addresses, run_worker};
 
 /// All threads start at once; what they wait for is each other's data and kernels.
@@ -17,7 +19,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Trains with `workers` threads that form a group over loopback QUIC; returns rank 0's summary.
 ///
-/// The folder, if the plan has one, is written by rank 0, and `observer` hears rank 0's events.
+/// The folder, if the plan has one, is written by rank 0, and `observer` hears rank 0's events. With
+/// parameter servers these are threads too, and the first one stands in rank 0's place.
 pub fn train_in_threads(
     plan: &WorkerPlan,
     workers: usize,
@@ -25,8 +28,11 @@ pub fn train_in_threads(
 ) -> Result<RunSummary, LaunchError> {
     let started_at = Instant::now();
     let stop = Arc::new(AtomicBool::new(false));
-    if workers == 1 {
+    if workers == 1 && plan.network.servers.is_none() {
         return run_worker(plan.clone(), Membership::solo(), started_at, stop, observer);
+    }
+    if let Some(servers) = plan.network.servers {
+        return train_around_servers(plan, workers, servers, started_at, observer);
     }
     let key = ClusterKey::generate()?;
     let mut sockets = Vec::with_capacity(workers);
@@ -71,6 +77,64 @@ pub fn train_in_threads(
             .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect();
         first_cause(results)
+    })
+}
+
+fn train_around_servers(
+    plan: &WorkerPlan,
+    workers: usize,
+    servers: ServerPlan,
+    started_at: Instant,
+    observer: &mut (dyn Observer + Send),
+) -> Result<RunSummary, LaunchError> {
+    let key = ClusterKey::generate()?;
+    let mut sockets = Vec::with_capacity(workers + servers.servers);
+    let mut addresses = Vec::with_capacity(workers + servers.servers);
+    for _ in 0..workers + servers.servers {
+        let (socket, address) = bind_loopback()?;
+        sockets.push(socket);
+        addresses.push(vec![address]);
+    }
+    let server_addresses = peer_addresses(&addresses[workers..]);
+    std::thread::scope(|scope| {
+        let mut observer = Some(observer);
+        let threads: Vec<_> = sockets
+            .into_iter()
+            .enumerate()
+            .map(|(node, socket)| {
+                let coordinates = node == workers;
+                let mut observer = if coordinates { observer.take() } else { None };
+                let folder = plan.folder.clone().filter(|_| coordinates);
+                let plan = WorkerPlan { folder, ..plan.clone() };
+                let place = StarPlace {
+                    socket,
+                    key: key.clone(),
+                    node,
+                    workers,
+                    servers: server_addresses.clone(),
+                    run_id: "threads".into(),
+                    join_timeout: JOIN_TIMEOUT,
+                };
+                scope.spawn(move || {
+                    if node < workers {
+                        return run_served_worker(plan, place, &mut Silent).map(|()| None);
+                    }
+                    let stop = Arc::new(AtomicBool::new(false));
+                    let mut silent = Silent;
+                    let observer: &mut dyn Observer = match &mut observer {
+                        Some(observer) => *observer,
+                        None => &mut silent,
+                    };
+                    run_server(plan, servers, place, started_at, stop, observer)
+                })
+            })
+            .collect();
+        // The coordinator first, whose word counts.
+        let results = threads
+            .into_iter()
+            .rev()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        first_cause(results.filter_map(Result::transpose).collect())
     })
 }
 

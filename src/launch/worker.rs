@@ -1,6 +1,7 @@
 //! One worker from start to finish: data, checkpoint, engine, collective, training.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,22 +12,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Kernels, RunConfig};
 use crate::data::sampler::share;
-use crate::data::{DataError, DataPlan, Dataset, DatasetPromise};
+use crate::data::{DataPlan, Dataset, DatasetPromise};
 use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
 use crate::model::ModelKind;
 use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
 use crate::protocol::exchange::Strategy;
 use crate::reference::engine::ReferenceEngine;
+use crate::train::all_reduce::{AllReduce, AllReduceParts};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::collective::{Collective, Group, Solo};
 use crate::train::engine::GradientEngine;
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
+use crate::train::server::ServerPlan;
+use crate::train::straggler::Straggler;
 use crate::train::trainer::{Trainer, TrainingState};
+use crate::train::views::Views;
 
 use super::LaunchError;
+use super::elastic::{ElasticPlace, LaunchedViews};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,17 +46,28 @@ pub struct WorkerPlan {
     pub cores: usize,
     /// A checkpoint to go on from.
     pub resume: Option<PathBuf>,
-    /// For the worker that writes the run folder.
+    /// For the worker that writes the run folder, and for those that may take its place.
     pub folder: Option<FolderPlan>,
 }
 
-/// How workers exchange gradients; nothing in here changes the result.
+/// How workers exchange gradients; nothing in here changes the result, but for servers that are not
+/// synchronous.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlan {
     pub strategy: Strategy,
     /// Whether a bucket is reduced while the next one is computed.
     pub overlap: bool,
     pub transport: TransportSettings,
+    /// Parameter servers; none: the workers exchange gradients among themselves.
+    pub servers: Option<ServerPlan>,
+    pub straggler: Option<StragglerPlan>,
+}
+
+/// A worker whose computing takes longer in each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StragglerPlan {
+    pub rank: usize,
+    pub ms: u64,
 }
 
 impl Default for NetworkPlan {
@@ -59,6 +76,8 @@ impl Default for NetworkPlan {
             strategy: Strategy::Auto,
             overlap: true,
             transport: TransportSettings::default(),
+            servers: None,
+            straggler: None,
         }
     }
 }
@@ -70,15 +89,27 @@ pub struct FolderPlan {
     /// What `config.toml` holds; the data set that was found is added where none was asked for.
     pub config: toml::Table,
     pub checkpoint_every: Option<u64>,
+    /// So many of the newest checkpoints are kept; none: all.
+    #[serde(default)]
+    pub keep: Option<NonZero<usize>>,
 }
 
-/// Joins the other workers, given the digest of the configuration and the data.
-type Connect =
-    Box<dyn FnOnce([u8; 32], NetworkPlan) -> Result<Box<dyn Collective>, LaunchError> + Send>;
+/// Joins the other workers, given the digest of the configuration and the data, and the steps
+/// completed so far.
+type Connect = Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+
+/// A worker's connection to the others.
+struct Connected {
+    collective: Box<dyn Collective>,
+    /// How it goes on when the group breaks, if it does.
+    views: Option<Box<dyn Views>>,
+}
 
 /// A worker's place among the others.
 pub struct Membership {
     workers: usize,
+    /// None for a worker that comes into a run under way.
+    rank: Option<usize>,
     /// A description of each member, by rank.
     members: Vec<String>,
     connect: Connect,
@@ -98,13 +129,33 @@ pub struct GroupPlace {
     pub join_timeout: Duration,
 }
 
+impl GroupPlace {
+    /// The group that this place is in, of a run with this digest.
+    pub fn options(self, config_digest: [u8; 32], network: NetworkPlan) -> GroupOptions {
+        GroupOptions {
+            socket: self.socket,
+            key: self.key,
+            rank: self.rank,
+            peers: self.peers,
+            run_id: self.run_id,
+            config_digest,
+            join_timeout: self.join_timeout,
+            strategy: network.strategy,
+            transport: network.transport,
+        }
+    }
+}
+
 impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
         Membership {
             workers: 1,
+            rank: Some(0),
             members: vec!["this process".into()],
-            connect: Box::new(|_, _| Ok(Box::new(Solo::default()))),
+            connect: Box::new(|_, _, _| {
+                Ok(Connected { collective: Box::new(Solo::default()), views: None })
+            }),
         }
     }
 
@@ -115,19 +166,30 @@ impl Membership {
         };
         Membership {
             workers: place.peers.len(),
+            rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
-            connect: Box::new(move |config_digest, network| {
-                Ok(Box::new(Group::join(GroupOptions {
-                    socket: place.socket,
-                    key: place.key,
-                    rank: place.rank,
-                    peers: place.peers,
-                    run_id: place.run_id,
-                    config_digest,
-                    join_timeout: place.join_timeout,
-                    strategy: network.strategy,
-                    transport: network.transport,
-                })?))
+            connect: Box::new(move |config_digest, network, _| {
+                let group = Group::join(place.options(config_digest, network))?;
+                Ok(Connected { collective: Box::new(group), views: None })
+            }),
+        }
+    }
+
+    /// One of several that go on without those that are lost.
+    pub fn elastic(place: ElasticPlace) -> Membership {
+        let members = place.first.iter().flat_map(|view| &view.members);
+        let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
+        Membership {
+            workers: if members.is_empty() { place.settings.members_max } else { members.len() },
+            rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
+            members,
+            connect: Box::new(move |config_digest, network, step| {
+                let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
+                let collective: Box<dyn Collective> = match group {
+                    Some(group) => Box::new(group),
+                    None => Box::new(Solo::default()),
+                };
+                Ok(Connected { collective, views: Some(Box::new(views)) })
             }),
         }
     }
@@ -147,59 +209,81 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    if let (Some(folder), None) = (&plan.folder, &plan.resume) {
+    let Membership { workers, rank, members, connect } = membership;
+    if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
         RunFolder::check_free(&folder.path)?;
     }
-    let Membership { workers, members, connect } = membership;
 
-    // Data are read and the others are joined while kernels are compiled. If joining fails the
-    // thread is left to itself: whoever it reaches then hears that this worker has left.
+    // Data are read, and then the others are joined, while kernels are compiled. If joining fails
+    // the thread is left to itself: whoever it reaches then hears that this worker has left.
     let (promise, keeper) = DatasetPromise::pending();
     let (sender, joined) = sync_channel(1);
     let (engine, loaded) = std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             let loaded = plan.data.load(plan.config.seed)?;
             let dataset = Arc::new(loaded.dataset);
+            let (state, resumed) = initial_state(&plan, &dataset)?;
+            let (digest, step) = (plan.config.digest(&dataset.sha256), state.step);
             keeper.keep(dataset.clone());
-            let digest = plan.config.digest(&dataset.sha256);
             let network = plan.network.clone();
-            std::thread::spawn(move || {
-                let _ = sender.send(connect(digest, network));
+            let mut join = Some(move || {
+                let _ = sender.send(connect(digest, network, step));
             });
-            Ok::<_, DataError>((dataset, loaded.origin, loaded.notices))
+            // Nobody is to wait for a worker that comes later.
+            if rank.is_some() {
+                join.take().map(std::thread::spawn);
+            }
+            let notices: Vec<String> = loaded.notices.into_iter().chain(resumed).collect();
+            Ok::<_, LaunchError>((dataset, loaded.origin, notices, state, join))
         });
-        let engine = open_engine(&plan.engine_request(workers), &promise, observer);
+        let engine = open_slowed_engine(&plan, rank, workers, &promise, observer);
         (engine, loader.join())
     });
     let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let (dataset, origin, notices) = loaded?;
+    let (dataset, origin, notices, state, join) = loaded?;
     for text in notices {
         observer.event(Event::Notice { text });
     }
-    let state = initial_state(&plan, &dataset, observer)?;
     let data = plan.data.pinned(&origin);
     let engine = engine?;
-    let collective = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
+    join.map(std::thread::spawn);
+    let Connected { collective, views } =
+        joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
+    let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
+    let heir_of =
+        plan.folder.as_ref().filter(|_| rank != Some(0)).map(|folder| folder.path.clone());
     let folder = plan
         .folder
         .as_ref()
+        .filter(|_| rank == Some(0))
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
+    let mut update = AllReduce::new(AllReduceParts {
+        config: plan.config.clone(),
+        dataset: dataset.clone(),
+        engine,
+        collective,
+        stop,
+        overlap: plan.network.overlap,
+    });
+    if let Some(views) = views {
+        update = update.elastic(views);
+    }
     let trainer = Trainer {
         config: plan.config,
         dataset,
         data,
-        engine,
-        collective,
+        update: Box::new(update),
         state,
         folder,
         checkpoint_every,
-        stop,
+        checkpoints_kept,
         started_at,
         members,
-        overlap: plan.network.overlap,
+        heir_of,
+        joins: rank.is_none(),
     };
     Ok(trainer.run(observer)?)
 }
@@ -229,6 +313,23 @@ impl WorkerPlan {
     }
 }
 
+/// Makes the engine of a worker, slow if it is to be the straggler.
+pub(super) fn open_slowed_engine(
+    plan: &WorkerPlan,
+    rank: Option<usize>,
+    workers: usize,
+    dataset: &DatasetPromise,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn GradientEngine>, LaunchError> {
+    let engine = open_engine(&plan.engine_request(workers), dataset, observer)?;
+    Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
+        Some(StragglerPlan { ms, .. }) => {
+            Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
+        }
+        None => engine,
+    })
+}
+
 /// Makes the engine that is asked for.
 pub fn open_engine(
     request: &EngineRequest,
@@ -254,12 +355,14 @@ pub fn open_engine(
     Ok(Box::new(engine))
 }
 
-fn initial_state(
+/// The state that the training starts from, and what there is to tell of it.
+pub(super) fn initial_state(
     plan: &WorkerPlan,
     dataset: &Dataset,
-    observer: &mut dyn Observer,
-) -> Result<TrainingState, LaunchError> {
-    let Some(resume) = &plan.resume else { return Ok(TrainingState::initial(&plan.config)) };
+) -> Result<(TrainingState, Option<String>), LaunchError> {
+    let Some(resume) = &plan.resume else {
+        return Ok((TrainingState::initial(&plan.config), None));
+    };
     let (path, checkpoint) = read_checkpoint(resume)?;
     check_resumable(&path, &checkpoint.config, &plan.config)?;
     let found = hex(&dataset.sha256);
@@ -270,10 +373,8 @@ fn initial_state(
             found: format!("{} ({found})", dataset.name),
         });
     }
-    observer.event(Event::Notice {
-        text: format!("resumed from {} after step {}", path.display(), checkpoint.state.step),
-    });
-    Ok(checkpoint.state)
+    let notice = format!("resumed from {} after step {}", path.display(), checkpoint.state.step);
+    Ok((checkpoint.state, Some(notice)))
 }
 
 /// A resumed run may be longer than it was meant to be; anything else must be as it was.
@@ -294,7 +395,7 @@ fn check_resumable(path: &Path, made: &RunConfig, asked: &RunConfig) -> Result<(
 }
 
 /// A run goes on in its own folder; any other folder must be free.
-fn open_folder(
+pub(super) fn open_folder(
     folder: &FolderPlan,
     resume: Option<&Path>,
     data: &DataPlan,

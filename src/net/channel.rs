@@ -189,7 +189,7 @@ impl Channel {
                 let Some((header, rest)) = words.split_first_chunk::<HEADER_WORDS>() else { break };
                 let theirs =
                     CollectiveHeader::decode(header).map_err(|fault| peer.violation(fault))?;
-                job.header.check(&theirs, peer.rank)?;
+                job.header.check(&theirs, peer.rank).map_err(Box::new)?;
                 *header_seen = true;
                 words = rest;
             }

@@ -21,6 +21,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use super::channel::{Channel, Counters, Job, Jobs};
 use super::endpoint::{Endpoint, TransportSettings};
 use super::identity::ClusterKey;
+use super::interrupt::Interrupt;
 use super::peer::{self, CODE_ABORT, CODE_DONE, JoinLimit, Mesh, PeerAddress};
 use super::{NetError, wire};
 use crate::protocol::collective::{CollectiveId, Reduction};
@@ -130,6 +131,22 @@ impl GroupHandle {
     /// # Panics
     /// If `rank` is not an index of `peers`.
     pub fn join(options: GroupOptions) -> Result<GroupHandle, NetError> {
+        GroupHandle::join_view(options, 0, Interrupt::default())
+    }
+
+    /// As [`join`](GroupHandle::join), for the view of this generation. The interrupt ends it, also
+    /// while other workers are awaited; then everything fails with [`NetError::Interrupted`].
+    ///
+    /// # Errors
+    /// As [`join`](GroupHandle::join).
+    ///
+    /// # Panics
+    /// If `rank` is not an index of `peers`.
+    pub fn join_view(
+        options: GroupOptions,
+        generation: u32,
+        interrupt: Interrupt,
+    ) -> Result<GroupHandle, NetError> {
         let (rank, world_size) = (options.rank, options.peers.len());
         let strategy = options.strategy;
         assert!(rank < world_size, "rank {rank} in a world of {world_size}");
@@ -144,7 +161,7 @@ impl GroupHandle {
         };
         let thread = thread::Builder::new()
             .name("annulet-net".to_owned())
-            .spawn(|| run(options, trainer))
+            .spawn(move || run(options, generation, interrupt, trainer))
             .map_err(NetError::Thread)?;
         let mut handle = GroupHandle {
             rank,
@@ -325,13 +342,13 @@ impl Trainer {
 /// The longest wait, after closing, for the others to take note.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
-fn run(options: GroupOptions, trainer: Trainer) {
+fn run(options: GroupOptions, generation: u32, interrupt: Interrupt, trainer: Trainer) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return trainer.tell(Err(NetError::Thread(error))),
     };
     // As a task of its own: waking the future of `block_on` itself costs system calls.
-    let work = runtime.spawn(work(options, trainer));
+    let work = runtime.spawn(work(options, generation, interrupt, trainer));
     if let Err(error) = runtime.block_on(work) {
         std::panic::resume_unwind(error.into_panic());
     }
@@ -339,10 +356,10 @@ fn run(options: GroupOptions, trainer: Trainer) {
     runtime.shutdown_background();
 }
 
-async fn work(options: GroupOptions, trainer: Trainer) {
+async fn work(options: GroupOptions, generation: u32, interrupt: Interrupt, trainer: Trainer) {
     let (rank, world) = (options.rank, options.peers.len());
     if world == 1 {
-        return alone(trainer).await;
+        return alone(trainer, &interrupt).await;
     }
     let wanted = options.strategy.peers(rank, world);
     if let Some(peer) = wanted.iter().find(|&&peer| options.peers[peer].is_empty()) {
@@ -356,12 +373,15 @@ async fn work(options: GroupOptions, trainer: Trainer) {
         run_id: options.run_id,
         config_digest: options.config_digest,
         world_size: world as u32,
-        generation: 0,
+        generation,
         rank: rank as u32,
         strategy: options.strategy,
     };
     let limit = JoinLimit::new(options.join_timeout);
-    let joined = peer::join(&endpoint, &hello, &options.peers, &wanted, limit).await;
+    let joined = tokio::select! {
+        joined = peer::join(&endpoint, &hello, &options.peers, &wanted, limit) => joined,
+        reason = interrupt.raised() => Err(NetError::Interrupted(reason)),
+    };
     endpoint.refuse_connections();
     let mesh = match joined {
         Ok(mesh) => mesh,
@@ -373,7 +393,10 @@ async fn work(options: GroupOptions, trainer: Trainer) {
     trainer.tell(Ok(Event::Joined));
     let stall = StallWatch::new(options.transport.stall_warning);
     let mut driver = Driver::new(rank, world, mesh, trainer, stall);
-    let end = driver.run().await;
+    let end = tokio::select! {
+        end = driver.run() => end,
+        reason = interrupt.raised() => Err(NetError::Interrupted(reason).into()),
+    };
     for channel in &driver.channels {
         let (peer, path) = (channel.peer().rank, channel.peer().connection.stats().path);
         tracing::debug!("rank {rank}: the path to rank {peer} was {path:?}");
@@ -402,10 +425,18 @@ async fn close(endpoint: &Endpoint, rank: usize, trainer: &Trainer, end: Result<
 }
 
 /// The only worker's group: each vector is its own reduction.
-async fn alone(mut trainer: Trainer) {
+async fn alone(mut trainer: Trainer, interrupt: &Interrupt) {
     trainer.tell(Ok(Event::Joined));
-    while let Some(Command::Reduce { vector, .. }) = trainer.commands.recv().await {
-        trainer.tell(Ok(Event::Reduced(Reduced { vector, took: Duration::ZERO })));
+    loop {
+        tokio::select! {
+            command = trainer.commands.recv() => {
+                let Some(Command::Reduce { vector, .. }) = command else { return };
+                trainer.tell(Ok(Event::Reduced(Reduced { vector, took: Duration::ZERO })));
+            }
+            reason = interrupt.raised() => {
+                return trainer.tell(Err(NetError::Interrupted(reason)));
+            }
+        }
     }
 }
 

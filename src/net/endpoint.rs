@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig};
-use quinn::{ClientConfig, ServerConfig, VarInt};
+use quinn::{ClientConfig, Runtime, ServerConfig, VarInt};
 
 use serde::{Deserialize, Serialize};
 
 use super::NetError;
 use super::congestion::Congestion;
 use super::identity::{ClusterKey, SERVER_NAME};
+use super::link::EmulatedSocket;
+use crate::protocol::link::LinkProfile;
 
 /// How connections behave.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +42,8 @@ pub struct TransportSettings {
     pub gso: bool,
     /// Packets that a receiver may take before it acknowledges: 9 to 26 % on small collectives.
     pub ack_threshold: u32,
+    /// A network card and link to emulate.
+    pub link: Option<LinkProfile>,
     /// `SO_RCVBUF`, as far as the system allows. A larger `SO_SNDBUF` overruns slow links, so that
     /// one is left alone.
     pub receive_buffer: usize,
@@ -48,7 +52,7 @@ pub struct TransportSettings {
 impl Default for TransportSettings {
     fn default() -> Self {
         TransportSettings {
-            failure_timeout: Duration::from_secs(5),
+            failure_timeout: Duration::from_secs(3),
             stall_warning: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
             loopback_mtu: GSO_MTU_MAX,
@@ -57,6 +61,7 @@ impl Default for TransportSettings {
             congestion: Congestion::Cubic,
             gso: true,
             ack_threshold: 10,
+            link: None,
             receive_buffer: 4 << 20,
         }
     }
@@ -147,10 +152,23 @@ impl Endpoint {
             .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
         let loopback = Configs::new(key, settings, settings.loopback_mtu)?;
         let elsewhere = Configs::new(key, settings, settings.mtu)?;
+        // An emulated link has the packets of a real one, wherever it leads.
+        let loopback = if settings.link.is_some() { elsewhere.clone() } else { loopback };
         let server = ServerConfig::clone(&elsewhere.server);
         let runtime = Arc::new(quinn::TokioRuntime);
-        let quinn = quinn::Endpoint::new(config, Some(server), socket, runtime)
-            .map_err(NetError::Socket)?;
+        let quinn = match settings.link {
+            None => quinn::Endpoint::new(config, Some(server), socket, runtime),
+            Some(profile) => {
+                // Endpoints of one machine must not lose the same packets.
+                let seed = socket.local_addr().map_or(0, |address| u64::from(address.port()));
+                let socket = runtime.wrap_udp_socket(socket).map_err(NetError::Socket)?;
+                let socket =
+                    EmulatedSocket::new(socket, profile, seed).map_err(NetError::Thread)?;
+                let socket = Arc::new(socket);
+                quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
+            }
+        }
+        .map_err(NetError::Socket)?;
         Ok(Endpoint { quinn, loopback, elsewhere })
     }
 
@@ -163,13 +181,21 @@ impl Endpoint {
         self.quinn.connect_with(client, address, SERVER_NAME)
     }
 
-    /// Waits for a connection from outside; the handshake has only begun. `None` once closed.
+    /// Waits for a connection from outside, whose address has been proven; the handshake has only
+    /// begun. `None` once closed.
     pub(super) async fn accept(
         &self,
     ) -> Option<(SocketAddr, Result<quinn::Connecting, quinn::ConnectionError>)> {
-        let incoming = self.quinn.accept().await?;
-        let address = incoming.remote_address();
-        Some((address, incoming.accept_with(self.configs(address).server.clone())))
+        loop {
+            let incoming = self.quinn.accept().await?;
+            // A stranger who gives false addresses never answers from them, and so takes no place
+            // among the handshakes. It costs a round trip, once a connection.
+            if incoming.remote_address_validated() {
+                let address = incoming.remote_address();
+                return Some((address, incoming.accept_with(self.configs(address).server.clone())));
+            }
+            incoming.retry().expect("an address that is not validated may be asked to retry");
+        }
     }
 
     /// From now on, turns away whoever connects.

@@ -4,6 +4,9 @@
 //! workers that [`peer`] makes, the streams of words on them (`channel`), and the state machines of
 //! [`protocol`](crate::protocol). The rest of the program sees a handle that takes vectors and
 //! gives them back reduced; [`selection`] chooses the algorithms by what [`probe`] measured.
+//!
+//! A [`star`] is the other shape: workers around parameter servers, with messages instead of
+//! collectives, over the same endpoints and the same handshake.
 
 use std::fmt;
 use std::io;
@@ -15,17 +18,22 @@ pub mod congestion;
 pub mod driver;
 pub mod endpoint;
 pub mod identity;
+mod interrupt;
+mod link;
 pub mod peer;
 pub mod probe;
 pub mod selection;
+pub mod star;
 pub mod wire;
 
 pub use congestion::{Congestion, CongestionError};
 pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced};
 pub use endpoint::TransportSettings;
 pub use identity::{ClusterKey, KeyError};
+pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};
 pub use selection::{Selection, SelectionReport};
+pub use star::{Star, StarEvent, StarOptions};
 
 use crate::protocol::message::{Abort, HeaderMismatch, HelloMismatch, PreambleMismatch};
 
@@ -64,14 +72,32 @@ pub enum NetError {
     Lost { rank: usize, address: SocketAddr, during: String, reason: String },
     #[error("rank {} ended the run: {}", .0.rank, .0.reason)]
     Aborted(Abort),
+    #[error(
+        "lost server {server} at {address}: {reason}; go on from the last checkpoint with --resume"
+    )]
+    LostServer { server: usize, address: SocketAddr, reason: String },
+    #[error("node {node} broke the protocol: {fault}")]
+    OutOfTurn { node: usize, fault: String },
+    #[error("server {server} broke the protocol: it said what was not its turn to say")]
+    ServerOutOfTurn { server: usize },
+    #[error("server {server} ended the run: {reason}")]
+    ServerEnded { server: usize, reason: String },
+    #[error(
+        "server {server} could not be reached within {} s ({failures}); \
+         see that it runs and that its address is right",
+        within.as_secs_f32()
+    )]
+    ServerUnreachable { server: usize, within: Duration, failures: Failures },
     #[error(transparent)]
-    OutOfStep(#[from] HeaderMismatch),
+    OutOfStep(#[from] Box<HeaderMismatch>),
     #[error("rank {rank} at {address} broke the protocol: {fault}")]
     Violation { rank: usize, address: SocketAddr, fault: String },
     #[error("more than {0} collectives under way; finish some before starting more")]
     TooManyInFlight(usize),
     #[error("the collective has stopped: {0}")]
     Stopped(String),
+    #[error("the group is to form anew: {0}")]
+    Interrupted(String),
 }
 
 impl NetError {
@@ -90,9 +116,15 @@ impl NetError {
             | NetError::Version { .. }
             | NetError::Mismatch { .. }
             | NetError::Refused { .. }
+            | NetError::LostServer { .. }
+            | NetError::ServerEnded { .. }
+            | NetError::OutOfTurn { .. }
+            | NetError::ServerOutOfTurn { .. }
+            | NetError::ServerUnreachable { .. }
             | NetError::OutOfStep(_)
             | NetError::TooManyInFlight(_)
-            | NetError::Stopped(_) => None,
+            | NetError::Stopped(_)
+            | NetError::Interrupted(_) => None,
         }
     }
 

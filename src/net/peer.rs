@@ -186,9 +186,23 @@ pub(super) async fn join(
     limit: JoinLimit,
 ) -> Result<Mesh, NetError> {
     let (rank, world) = (hello.rank as usize, hello.world_size as usize);
-    let failures = Arc::new(Mutex::new(Failures::default()));
-    let (callees, mut awaited): (Vec<usize>, Vec<usize>) =
+    let (callees, awaited): (Vec<usize>, Vec<usize>) =
         wanted.iter().partition(|&&peer| connects(rank, peer, world));
+    join_as(endpoint, hello, addresses, callees, awaited, limit).await
+}
+
+/// Like [`join`], where it is settled who connects to whom: this worker to the `callees`, and the
+/// `awaited` to this one.
+pub(super) async fn join_as(
+    endpoint: &Endpoint,
+    hello: &Hello,
+    addresses: &[Vec<PeerAddress>],
+    callees: Vec<usize>,
+    mut awaited: Vec<usize>,
+    limit: JoinLimit,
+) -> Result<Mesh, NetError> {
+    let wanted = callees.len() + awaited.len();
+    let failures = Arc::new(Mutex::new(Failures::default()));
     let expected: Arc<[u32]> = awaited.iter().map(|&peer| peer as u32).collect();
     let mut connecting = JoinSet::new();
     for peer in callees {
@@ -199,8 +213,8 @@ pub(super) async fn join(
         });
     }
     let mut handshakes = JoinSet::new();
-    let mut mesh = Mesh { links: Vec::with_capacity(wanted.len()), closed: JoinSet::new() };
-    while mesh.links.len() < wanted.len() {
+    let mut mesh = Mesh { links: Vec::with_capacity(wanted), closed: JoinSet::new() };
+    while mesh.links.len() < wanted {
         tokio::select! {
             biased;
             Some(done) = connecting.join_next() => mesh.add(unwind(done)?),
@@ -352,7 +366,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pauses between rounds over all addresses double from the one to the other.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 async fn connect(
     endpoint: &Endpoint,

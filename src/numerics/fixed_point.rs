@@ -7,6 +7,7 @@
 //! al. 2018) with the integer sums of IntSGD (Mishchenko et al. 2021) and SwitchML (Sapio et al.
 //! 2021).
 
+use crate::config::Wire;
 use crate::model::layout::{LOSS_SCALE, SCALE_COUNT};
 
 /// Samples whose partial gradient is one `f32` sum.
@@ -35,15 +36,28 @@ pub struct FixedPoint {
 }
 
 impl FixedPoint {
-    /// The representation for a global batch of `samples`, given the maxima seen last.
+    /// The representation for a global batch of `samples`, given the maxima seen last, with sums of
+    /// 32 bits.
     ///
     /// # Panics
     /// If `samples` is 0 or above `i32::MAX`: the configuration excludes both.
     pub fn for_batch(samples: usize, maxima: &Maxima) -> FixedPoint {
+        FixedPoint::for_wire(Wire::I32, samples, maxima)
+    }
+
+    /// The same with sums of gradients that fit a wire; that of the loss always fits an `i32`.
+    ///
+    /// # Panics
+    /// As [`FixedPoint::for_batch`], and if the batch has more tiles than the wire can sum.
+    pub fn for_wire(wire: Wire, samples: usize, maxima: &Maxima) -> FixedPoint {
         assert!(samples > 0 && samples <= i32::MAX as usize, "a batch has samples");
-        let gradient_limit = limit(samples.div_ceil(TILE_SAMPLES));
+        let largest_sum = match wire {
+            Wire::I32 => i32::MAX as usize,
+            Wire::I16 => i16::MAX as usize,
+        };
+        let gradient_limit = limit(largest_sum, samples.div_ceil(TILE_SAMPLES));
         // The loss is rounded once a sample, a gradient once a tile.
-        let loss_limit = limit(samples);
+        let loss_limit = limit(i32::MAX as usize, samples);
         let limits: [f32; SCALE_COUNT] =
             std::array::from_fn(|k| if k == LOSS_SCALE { loss_limit } else { gradient_limit });
         let exponents = std::array::from_fn(|k| exponent_for(maxima[k], limits[k]));
@@ -84,9 +98,10 @@ impl FixedPoint {
     }
 }
 
-/// The largest `f32` integer of which `partials` add up to no more than `i32::MAX`.
-fn limit(partials: usize) -> f32 {
-    let largest = i32::MAX as usize / partials;
+/// The largest `f32` integer of which `partials` add up to no more than `largest_sum`.
+fn limit(largest_sum: usize, partials: usize) -> f32 {
+    let largest = largest_sum / partials;
+    assert!(largest > 0, "the configuration leaves every partial a bit");
     let rounded = largest as f32;
     if rounded as usize > largest { rounded.next_down() } else { rounded }
 }
@@ -121,12 +136,27 @@ mod tests {
     #[test]
     fn limits_keep_every_sum_in_range() {
         for partials in [1, 2, 3, 7, 8, 100, 4_096, 1_000_003] {
-            let limit = limit(partials) as i64;
+            let limit = limit(i32::MAX as usize, partials) as i64;
             assert!(limit * partials as i64 <= i64::from(i32::MAX), "{partials}");
             // No more than one f32 step is given away.
             assert!(
                 (limit as f64 * partials as f64) > f64::from(i32::MAX) * 0.998,
                 "{partials}: {limit}"
+            );
+        }
+    }
+
+    #[test]
+    fn sums_for_a_narrow_wire_fit_it() {
+        for samples in [1, 100, 128, 1_024] {
+            let fixed = FixedPoint::for_wire(Wire::I16, samples, &[0.3; SCALE_COUNT]);
+            let tiles = samples.div_ceil(TILE_SAMPLES) as i32;
+            let largest = fixed.quantize(0, f32::MAX) * tiles;
+            assert!(largest <= i32::from(i16::MAX) && largest > 32_000, "{samples}: {largest}");
+            // The loss is not narrowed.
+            assert_eq!(
+                fixed.limits[LOSS_SCALE],
+                FixedPoint::for_batch(samples, &[0.3; SCALE_COUNT]).limits[LOSS_SCALE]
             );
         }
     }

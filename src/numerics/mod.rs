@@ -2,5 +2,6 @@
 
 pub mod fixed_point;
 pub mod optimizer;
+pub mod pairs;
 pub mod schedule;
 pub mod shared_exponent;

@@ -5,6 +5,8 @@
 //! given at each rule, none of them fused; what depends on the step alone is computed in `f64` and
 //! rounded once.
 
+use std::ops::Range;
+
 use crate::config::OptimizerConfig;
 use crate::model::PARAMETERS;
 
@@ -14,7 +16,9 @@ pub struct Optimizer {
     config: OptimizerConfig,
     /// Updates made so far.
     steps: u64,
-    /// One vector of [`PARAMETERS`] for each of [`state_names`].
+    /// Parameters that it updates: [`PARAMETERS`], or those of a slice.
+    length: usize,
+    /// One vector of that length for each of [`state_names`].
     vectors: Vec<Vec<f32>>,
 }
 
@@ -60,7 +64,7 @@ impl Optimizer {
     /// The rule with nothing learned yet: all state is 0.
     pub fn new(config: &OptimizerConfig) -> Optimizer {
         let vectors = state_names(config).iter().map(|_| vec![0.0; PARAMETERS]).collect();
-        Optimizer { config: *config, steps: 0, vectors }
+        Optimizer { config: *config, steps: 0, length: PARAMETERS, vectors }
     }
 
     /// The rule as it was when [`state`](Optimizer::state) was taken.
@@ -86,7 +90,7 @@ impl Optimizer {
             }
         }
         let vectors = state.vectors.into_iter().map(|(_, vector)| vector).collect();
-        Ok(Optimizer { config: *config, steps: state.steps, vectors })
+        Ok(Optimizer { config: *config, steps: state.steps, length: PARAMETERS, vectors })
     }
 
     /// What [`restore`](Optimizer::restore) needs to go on with the same bits.
@@ -101,21 +105,61 @@ impl Optimizer {
         self.steps
     }
 
+    /// The rule for a part of what this one updates. Every rule treats each parameter by itself, so
+    /// the parts together make the same updates as the whole.
+    ///
+    /// # Panics
+    /// If the part is not within it.
+    pub fn part(&self, range: Range<usize>) -> Optimizer {
+        Optimizer {
+            config: self.config,
+            steps: self.steps,
+            length: range.len(),
+            vectors: self.vectors.iter().map(|vector| vector[range.clone()].to_vec()).collect(),
+        }
+    }
+
+    /// The state's vectors, one behind the other.
+    pub fn to_words(&self) -> Vec<u32> {
+        self.vectors.iter().flatten().map(|value| value.to_bits()).collect()
+    }
+
+    /// Puts the state of a [`part`](Optimizer::part) back, as `words` from its
+    /// [`to_words`](Optimizer::to_words) after `steps` updates. Whether there were as many words as
+    /// belong there; else nothing has changed.
+    ///
+    /// # Panics
+    /// If the range is not within it.
+    pub fn put_back(&mut self, range: Range<usize>, steps: u64, words: &[u32]) -> bool {
+        if words.len() != self.vectors.len() * range.len() {
+            return false;
+        }
+        self.steps = steps;
+        if !range.is_empty() {
+            for (vector, words) in self.vectors.iter_mut().zip(words.chunks_exact(range.len())) {
+                for (value, &word) in vector[range.clone()].iter_mut().zip(words) {
+                    *value = f32::from_bits(word);
+                }
+            }
+        }
+        true
+    }
+
     /// Updates `parameters` with the mean `gradients`, both in the order of the flat vector.
     ///
     /// # Errors
     /// If a parameter is not finite afterwards; then parameters and state are of no use any more.
     ///
     /// # Panics
-    /// If a slice is not [`PARAMETERS`] long.
+    /// If a slice is not as long as the rule's own vectors: [`PARAMETERS`], or its part of them.
     pub fn step(
         &mut self,
         parameters: &mut [f32],
         gradients: &[f32],
         lr: f32,
     ) -> Result<(), NotFinite> {
-        assert_eq!(parameters.len(), PARAMETERS);
-        assert_eq!(gradients.len(), PARAMETERS);
+        assert_eq!(parameters.len(), self.length);
+        assert_eq!(gradients.len(), self.length);
         self.steps += 1;
         match (self.config, self.vectors.as_mut_slice()) {
             (OptimizerConfig::Sgd { weight_decay, .. }, []) => {
@@ -305,6 +349,31 @@ mod tests {
             gradients[place] = value;
             let result = Optimizer::new(&SGD).step(&mut ramp(0.1), &gradients, 2.0);
             assert_eq!(result, Err(NotFinite), "{place}: {value}");
+        }
+    }
+
+    #[test]
+    fn parts_make_the_same_updates_as_the_whole() {
+        let sgd = OptimizerConfig::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.1 };
+        let adamw =
+            OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 };
+        for config in [sgd, adamw] {
+            let mut whole = Optimizer::new(&config);
+            let mut parameters: Vec<f32> = (0..PARAMETERS).map(|i| (i as f32).sin()).collect();
+            let gradients: Vec<f32> = (0..PARAMETERS).map(|i| (i as f32).cos()).collect();
+            whole.step(&mut parameters, &gradients, 0.1).unwrap();
+            let (mut parted, mut parts) = (parameters.clone(), whole.clone());
+            whole.step(&mut parameters, &gradients, 0.1).unwrap();
+            for range in [0..1_000, 1_000..1_000, 1_000..PARAMETERS] {
+                let mut part = parts.part(range.clone());
+                part.step(&mut parted[range.clone()], &gradients[range.clone()], 0.1).unwrap();
+                assert!(parts.put_back(range, part.steps(), &part.to_words()));
+                parts.steps = 1;
+            }
+            parts.steps = 2;
+            assert_eq!(parted, parameters);
+            assert_eq!(parts, whole);
+            assert!(!parts.put_back(0..1, 2, &[0; 7]));
         }
     }
 }

@@ -18,7 +18,7 @@ use super::collective::{CollectiveId, Content, Reduction};
 use super::exchange::{Algorithm, Strategy};
 
 /// Version of everything in this module and of the order in which it is sent.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The first bytes of a handshake, in both directions: a magic word and the protocol version.
 pub const PREAMBLE: [u8; PREAMBLE_BYTES] = preamble(PROTOCOL_VERSION);
@@ -221,6 +221,8 @@ pub struct CollectiveHeader {
     pub algorithm: Algorithm,
     /// Words of the vector.
     pub words: u32,
+    /// How many of them are summed as pairs of 16-bit integers.
+    pub pair_words: u32,
     /// How many of them are summed as integers.
     pub sum_words: u32,
     /// How many of them are summed as floats.
@@ -230,7 +232,7 @@ pub struct CollectiveHeader {
 }
 
 /// Words of an encoded [`CollectiveHeader`].
-pub const HEADER_WORDS: usize = 13;
+pub const HEADER_WORDS: usize = 14;
 
 /// Reads "ANLT" in a dump of the stream.
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"ANLT");
@@ -247,9 +249,16 @@ impl CollectiveHeader {
         sequence: u64,
     ) -> CollectiveHeader {
         let words = u32::try_from(reduction.words()).expect("a vector has fewer than 2^32 words");
-        // Neither is more than all words are.
-        let (sum_words, float_words) = (reduction.sum_words as u32, reduction.float_words as u32);
-        CollectiveHeader { id, algorithm, words, sum_words, float_words, sequence }
+        // None is more than all words are.
+        CollectiveHeader {
+            id,
+            algorithm,
+            words,
+            pair_words: reduction.pair_words as u32,
+            sum_words: reduction.sum_words as u32,
+            float_words: reduction.float_words as u32,
+            sequence,
+        }
     }
 
     pub fn encode(&self) -> [u32; HEADER_WORDS] {
@@ -260,6 +269,7 @@ impl CollectiveHeader {
             Content::Digest => (2, 0),
             Content::Probe => (3, 0),
             Content::Buffer => (4, 0),
+            Content::State => (5, 0),
         };
         let algorithm = match self.algorithm {
             Algorithm::Ring => 0,
@@ -278,6 +288,7 @@ impl CollectiveHeader {
             index,
             algorithm,
             self.words,
+            self.pair_words,
             self.sum_words,
             self.float_words,
         ]
@@ -296,6 +307,7 @@ impl CollectiveHeader {
             index,
             algorithm,
             words,
+            pair_words,
             sum_words,
             float_words,
         ] = words;
@@ -308,6 +320,7 @@ impl CollectiveHeader {
             (2, 0) => Content::Digest,
             (3, 0) => Content::Probe,
             (4, 0) => Content::Buffer,
+            (5, 0) => Content::State,
             _ => return Err(HeaderFault::Content { kind, index }),
         };
         let algorithm = match algorithm {
@@ -320,6 +333,7 @@ impl CollectiveHeader {
             id: CollectiveId { generation, step: wide(step_low, step_high), attempt, content },
             algorithm,
             words,
+            pair_words,
             sum_words,
             float_words,
             sequence: wide(sequence_low, sequence_high),
@@ -369,6 +383,7 @@ pub fn describe(id: &CollectiveId) -> String {
         Content::Digest => format!("the digest at {step}"),
         Content::Probe => format!("probe {step} of the link"),
         Content::Buffer => format!("buffer {step}"),
+        Content::State => format!("the state after step {step}"),
     };
     if *attempt > 0 {
         text += &format!(" attempt {attempt}");
@@ -394,6 +409,9 @@ impl fmt::Display for Described<'_> {
         }
         if header.words != other.words || header.sum_words != other.sum_words {
             write!(f, " with {} words ({} summed)", header.words, header.sum_words)?;
+        }
+        if header.pair_words != other.pair_words {
+            write!(f, " with {} words as pairs of 16 bits", header.pair_words)?;
         }
         if header.float_words != other.float_words {
             write!(f, " with {} words as floats", header.float_words)?;
@@ -444,7 +462,8 @@ mod tests {
             Just(Content::Evaluation),
             Just(Content::Digest),
             Just(Content::Probe),
-            Just(Content::Buffer)
+            Just(Content::Buffer),
+            Just(Content::State)
         ]
     }
 
@@ -452,18 +471,18 @@ mod tests {
         #[test]
         fn headers_survive_encoding(
             (generation, step, attempt, content) in (any::<u32>(), any::<u64>(), any::<u32>(), contents()),
-            (words, sum_words, float_words, sequence) in
-                (any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>()),
+            (words, pair_words, sum_words, float_words, sequence) in
+                (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>()),
             algorithm in prop::sample::select(&Algorithm::ALL[..]),
         ) {
             let id = CollectiveId { generation, step, attempt, content };
             let header =
-                CollectiveHeader { id, algorithm, words, sum_words, float_words, sequence };
+                CollectiveHeader { id, algorithm, words, pair_words, sum_words, float_words, sequence };
             prop_assert_eq!(CollectiveHeader::decode(&header.encode()), Ok(header));
         }
 
         #[test]
-        fn hostile_headers_are_errors(words in prop::array::uniform13(any::<u32>())) {
+        fn hostile_headers_are_errors(words in prop::array::uniform14(any::<u32>())) {
             if let Ok(header) = CollectiveHeader::decode(&words) {
                 prop_assert_eq!(header.encode(), words);
             }
@@ -479,10 +498,10 @@ mod tests {
             Err(HeaderFault::Magic { found: HEADER_MAGIC + 1 })
         );
         let mut words = header().encode();
-        words[7] = 5;
+        words[7] = 6;
         assert_eq!(
             CollectiveHeader::decode(&words),
-            Err(HeaderFault::Content { kind: 5, index: 1 })
+            Err(HeaderFault::Content { kind: 6, index: 1 })
         );
         let mut words = header().encode();
         words[9] = 3;

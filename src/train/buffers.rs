@@ -93,8 +93,7 @@ impl Group {
         vector: Vec<u32>,
     ) -> Result<Vec<u32>, NetError> {
         let id = self.buffer_id();
-        let algorithm = self.algorithm_for(size_of_val(vector.as_slice()) as u64);
-        self.reduce_by(algorithm, id, reduction, vector)
+        self.reduce(id, reduction, vector)
     }
 
     fn buffer_id(&mut self) -> CollectiveId {

@@ -134,6 +134,11 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Whether a folder holds any checkpoint, valid or not.
+pub fn has_checkpoint(folder: &Path) -> bool {
+    newest_first(folder).is_ok_and(|found| !found.is_empty())
+}
+
 /// Reads a checkpoint; of a run folder the newest valid one, naming those that were passed over.
 pub fn read_checkpoint(path: &Path) -> Result<(PathBuf, Checkpoint), CheckpointError> {
     if !path.is_dir() {

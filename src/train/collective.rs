@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::net::{GroupHandle, GroupOptions, NetError, Selection, SelectionReport, probe};
-use crate::protocol::collective::{CollectiveId, Reduction};
+use crate::net::{
+    GroupHandle, GroupOptions, Interrupt, NetError, Selection, SelectionReport, probe,
+};
+use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::cost_model::Link;
 use crate::protocol::exchange::Algorithm;
 
@@ -63,6 +65,16 @@ pub enum CollectiveError {
     NothingStarted,
     #[error(transparent)]
     Net(#[from] NetError),
+}
+
+impl CollectiveError {
+    /// Whether another group may succeed where this one failed.
+    pub fn is_about_the_group(&self) -> bool {
+        match self {
+            CollectiveError::NothingStarted => false,
+            CollectiveError::Net(error) => error.is_about_a_peer(),
+        }
+    }
 }
 
 /// The only worker's collective: the reduced vector is its own.
@@ -125,15 +137,14 @@ impl Collective for Solo {
 pub struct Group {
     handle: GroupHandle,
     selection: Selection,
-    /// Bytes of the vectors under way.
-    under_way: VecDeque<u64>,
+    /// Bytes and algorithm of the vectors under way.
+    under_way: VecDeque<(u64, Algorithm)>,
     /// Buffers reduced so far: see [`buffers`](super::buffers).
     buffers: u64,
 }
 
 impl Group {
-    /// Waits until all workers are connected that this one exchanges words with, and measures the
-    /// link if the strategy leaves a choice of algorithms.
+    /// Waits until all workers are connected that this one exchanges words with.
     ///
     /// # Errors
     /// If a worker is not there in time, holds another key, or takes part in another run.
@@ -141,37 +152,55 @@ impl Group {
     /// # Panics
     /// If `rank` is not an index of `peers`.
     pub fn join(options: GroupOptions) -> Result<Group, NetError> {
+        Group::join_view(options, 0, Interrupt::default())
+    }
+
+    /// As [`join`](Group::join), for the view of this generation; the interrupt ends it.
+    ///
+    /// # Errors
+    /// As [`join`](Group::join), and if the interrupt is raised meanwhile.
+    ///
+    /// # Panics
+    /// If `rank` is not an index of `peers`.
+    pub fn join_view(
+        options: GroupOptions,
+        generation: u32,
+        interrupt: Interrupt,
+    ) -> Result<Group, NetError> {
         let (strategy, world) = (options.strategy, options.peers.len());
-        let mut handle = GroupHandle::join(options)?;
-        let link = match strategy.fixed() {
-            None if world > 1 => Some(probe::measure(&mut handle)?),
-            _ => None,
-        };
-        let selection = Selection::new(strategy, world, link);
+        let handle = GroupHandle::join_view(options, generation, interrupt)?;
+        let selection = Selection::new(strategy, world, None);
         Ok(Group { handle, selection, under_way: VecDeque::new(), buffers: 0 })
     }
 
-    /// Measures the link once more, whatever the strategy. Every worker must call this at once, with
-    /// nothing under way.
+    /// What the link to the other workers is like. It is measured when it is first needed, for a
+    /// choice of algorithms or here; then every worker must call this at once, with nothing under
+    /// way.
     ///
     /// # Errors
     /// If the group fails.
     ///
     /// # Panics
     /// If something is under way.
-    pub fn measure_link(&mut self) -> Result<Link, NetError> {
+    pub fn link(&mut self) -> Result<Link, NetError> {
+        if let Some(link) = self.selection.link() {
+            return Ok(*link);
+        }
         assert!(self.under_way.is_empty(), "nothing is under way");
-        probe::measure(&mut self.handle)
+        let link = probe::measure(&mut self.handle)?;
+        self.selection.set_link(link);
+        Ok(link)
     }
 
-    /// The algorithm that reduces vectors of so many bytes.
+    /// The algorithm that reduces vectors of so many bytes, once it is settled.
     pub fn algorithm_for(&mut self, bytes: u64) -> Algorithm {
         self.selection.algorithm(bytes)
     }
 
-    /// What was chosen and measured so far.
-    pub fn selection(&self) -> &Selection {
-        &self.selection
+    /// Whether one algorithm reduces all vectors of so many bytes from now on. Until then those that
+    /// the cost model finds close to each other are tried in turn.
+    pub fn is_settled(&self, bytes: u64) -> bool {
+        self.selection.is_settled(bytes)
     }
 
     /// Workers that take part.
@@ -181,7 +210,7 @@ impl Group {
 
     /// Whether the workers are connected for an algorithm.
     pub(super) fn can_use(&self, algorithm: Algorithm) -> bool {
-        self.handle.strategy().algorithms(self.workers()).contains(&algorithm)
+        self.algorithms().contains(&algorithm)
     }
 
     /// The number of the next buffer.
@@ -190,8 +219,20 @@ impl Group {
         self.buffers - 1
     }
 
+    /// The algorithms that the workers are connected for.
+    pub fn algorithms(&self) -> &'static [Algorithm] {
+        self.handle.strategy().algorithms(self.workers())
+    }
+
     /// Reduces one vector by a given algorithm and waits for it.
-    pub(super) fn reduce_by(
+    ///
+    /// # Errors
+    /// If the group fails.
+    ///
+    /// # Panics
+    /// If something else is under way, the vector's length is not the reduction's, or the workers
+    /// are not connected for the algorithm.
+    pub fn reduce_by(
         &mut self,
         algorithm: Algorithm,
         id: CollectiveId,
@@ -201,6 +242,58 @@ impl Group {
         assert!(self.under_way.is_empty(), "nothing else is under way");
         self.handle.start(id, algorithm, reduction, vector)?;
         Ok(self.handle.finish()?.vector)
+    }
+
+    /// Reduces one vector and waits for it.
+    pub(super) fn reduce(
+        &mut self,
+        id: CollectiveId,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<Vec<u32>, NetError> {
+        assert!(self.under_way.is_empty(), "nothing else is under way");
+        self.begin(id, reduction, vector)?;
+        self.end()
+    }
+
+    fn begin(
+        &mut self,
+        id: CollectiveId,
+        reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<(), NetError> {
+        if self.under_way.is_empty() {
+            // All workers begin and end their vectors in the same order, so all come here at once.
+            self.settle(id.generation)?;
+        }
+        let bytes = size_of_val(vector.as_slice()) as u64;
+        let algorithm = self.selection.begin(bytes);
+        self.handle.start(id, algorithm, reduction, vector)?;
+        self.under_way.push_back((bytes, algorithm));
+        Ok(())
+    }
+
+    /// Measures the link if a choice waits for that, and settles trials that are over.
+    fn settle(&mut self, generation: u32) -> Result<(), NetError> {
+        if self.selection.needs_link() {
+            self.link()?;
+        }
+        let times = self.selection.trial_times();
+        if !times.is_empty() {
+            let id = CollectiveId { generation, step: 0, attempt: 0, content: Content::Probe };
+            let algorithm = self.algorithms()[0];
+            let times = self.reduce_by(algorithm, id, Reduction::maxima(times.len()), times)?;
+            self.selection.settle(&times);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Vec<u32>, NetError> {
+        let reduced = self.handle.finish()?;
+        if let Some((bytes, algorithm)) = self.under_way.pop_front() {
+            self.selection.note(bytes, algorithm, reduced.took);
+        }
+        Ok(reduced.vector)
     }
 
     /// Finishes what is under way, makes sure that the others have all of it, and parts.
@@ -232,21 +325,14 @@ impl Collective for Group {
         reduction: Reduction,
         vector: Vec<u32>,
     ) -> Result<(), CollectiveError> {
-        let bytes = size_of_val(vector.as_slice()) as u64;
-        let algorithm = self.selection.algorithm(bytes);
-        self.handle.start(id, algorithm, reduction, vector)?;
-        self.under_way.push_back(bytes);
-        Ok(())
+        Ok(self.begin(id, reduction, vector)?)
     }
 
     fn finish(&mut self) -> Result<Vec<u32>, CollectiveError> {
-        let Some(&bytes) = self.under_way.front() else {
+        if self.under_way.is_empty() {
             return Err(CollectiveError::NothingStarted);
-        };
-        let reduced = self.handle.finish()?;
-        self.under_way.pop_front();
-        self.selection.note(bytes, reduced.took);
-        Ok(reduced.vector)
+        }
+        Ok(self.end()?)
     }
 
     fn traffic(&self) -> Traffic {

@@ -27,6 +27,18 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
+    /// What the added words of all parts say.
+    pub fn from_words(words: &[u32; EVALUATION_WORDS]) -> Evaluation {
+        let loss: u128 =
+            (0..LOSS_LIMBS).map(|limb| u128::from(words[2 + limb]) << (LIMB_BITS * limb)).sum();
+        let samples = u64::from(words[1]);
+        Evaluation {
+            correct: u64::from(words[0]),
+            samples,
+            loss: libm::ldexp(loss as f64, -LOSS_FRACTION_BITS) / samples.max(1) as f64,
+        }
+    }
+
     /// Share of right answers, 0 to 1.
     pub fn accuracy(&self) -> f64 {
         if self.samples == 0 { 0.0 } else { self.correct as f64 / self.samples as f64 }
@@ -42,9 +54,28 @@ pub fn evaluate(
     generation: u32,
     step: u64,
 ) -> Result<Evaluation, TrainError> {
-    let samples = test.labels.len();
     let (rank, world) = (collective.rank(), collective.world_size());
-    let mine = samples * rank / world..samples * (rank + 1) / world;
+    let words = evaluate_part(engine, test, parameters, rank, world)?;
+    let reduction = Reduction::sums(words.len());
+    let id = CollectiveId { generation, step, attempt: 0, content: Content::Evaluation };
+    collective.start(id, reduction, words.to_vec())?;
+    let words = collective.finish()?;
+    Ok(Evaluation::from_words(words.first_chunk().expect("as many as were handed over")))
+}
+
+/// Words that carry one part of an evaluation; parts are added up word by word.
+pub const EVALUATION_WORDS: usize = 2 + LOSS_LIMBS;
+
+/// Evaluates one of so many equal parts of the test set.
+pub fn evaluate_part(
+    engine: &mut dyn GradientEngine,
+    test: &ImageSet,
+    parameters: &[f32],
+    part: usize,
+    parts: usize,
+) -> Result<[u32; EVALUATION_WORDS], TrainError> {
+    let samples = test.labels.len();
+    let mine = samples * part / parts..samples * (part + 1) / parts;
     let mut correct = 0u32;
     let mut loss = 0u64;
     for_each_answer(engine, parameters, mine.clone(), |sample, logits| {
@@ -52,20 +83,11 @@ pub fn evaluate(
         correct += u32::from(predicted_class(logits) == label);
         loss += loss_in_fixed_point(cross_entropy(logits, label));
     })?;
-    let mut words = vec![correct, mine.len() as u32];
-    words.extend((0..LOSS_LIMBS).map(|limb| (loss >> (LIMB_BITS * limb)) as u16 as u32));
-    let reduction = Reduction::sums(words.len());
-    let id = CollectiveId { generation, step, attempt: 0, content: Content::Evaluation };
-    collective.start(id, reduction, words)?;
-    let words = collective.finish()?;
-    let loss: u128 =
-        (0..LOSS_LIMBS).map(|limb| u128::from(words[2 + limb]) << (LIMB_BITS * limb)).sum();
-    let total = u64::from(words[1]);
-    Ok(Evaluation {
-        correct: u64::from(words[0]),
-        samples: total,
-        loss: libm::ldexp(loss as f64, -LOSS_FRACTION_BITS) / total.max(1) as f64,
-    })
+    let mut words = [correct, mine.len() as u32, 0, 0, 0, 0];
+    for (limb, word) in words[2..].iter_mut().enumerate() {
+        *word = (loss >> (LIMB_BITS * limb)) as u16 as u32;
+    }
+    Ok(words)
 }
 
 /// Calls `answer` with each test sample's index and logits (10).

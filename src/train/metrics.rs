@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::net::SelectionReport;
+use crate::protocol::membership::Change;
 
 use super::collective::Traffic;
+use super::server::ServerPlan;
 
 /// One step, as shown and as sampled into `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +27,41 @@ pub struct StepReport {
     /// What was waited for the collective after that.
     pub comm_ms: f64,
     pub redone: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServedStep>,
+}
+
+/// What a parameter server has to say of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServedStep {
+    /// Of the step's pushes: versions applied since their workers pulled.
+    pub staleness_mean: f64,
+    pub staleness_max: u64,
+    /// What all workers together have waited for each other.
+    pub waited_ms: f64,
+    /// Gradients that came too late to count.
+    pub dropped: u64,
+}
+
+/// How parameter servers fared in a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerReport {
+    #[serde(flatten)]
+    pub plan: ServerPlan,
+    /// How many gradients had each staleness, from 0, at the coordinator; the last of 64 places
+    /// holds all that were staler.
+    pub staleness: Vec<u64>,
+    /// Gradients that came too late to count.
+    pub dropped: u64,
+    /// Workers that were lost on the way, by rank.
+    pub lost_workers: Vec<usize>,
+}
+
+/// Mean bytes of a step through one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BytesPerStep {
+    pub sent: f64,
+    pub received: f64,
 }
 
 /// One epoch, or the last part of one where the run ends within it.
@@ -83,6 +120,16 @@ pub struct ViewReport {
     /// A description of each member, by rank.
     pub members: Vec<String>,
     pub start_step: u64,
+    /// Who left and came since the view before, and why.
+    #[serde(default)]
+    pub changes: Vec<Change>,
+    /// How long the ring stood still before it: from the last completed step to the moment at which
+    /// all members held the same state again.
+    #[serde(default)]
+    pub stood_still_ms: f64,
+    /// Steps that were begun in the view before, and made anew in this one.
+    #[serde(default)]
+    pub redone_steps: u64,
 }
 
 /// `run.json`: the summary of a run.
@@ -114,6 +161,9 @@ pub struct RunSummary {
     pub test_accuracy: f64,
     /// Training samples a second over all workers, evaluation excluded.
     pub images_per_s: f64,
+    /// Steps made by this process: a resumed run has more behind it.
+    #[serde(default)]
+    pub steps_made: u64,
     /// From the start of the process to the end of its first step.
     pub first_step_ms: f64,
     pub step_ms: Percentiles,
@@ -123,9 +173,17 @@ pub struct RunSummary {
     pub comm_ms: f64,
     /// Share of the communication that was hidden behind computation, 0 to 1.
     pub overlap_ratio: f64,
-    /// By the worker that wrote this file.
+    /// By the node that wrote this file.
     #[serde(flatten)]
     pub traffic: Traffic,
+    /// Through the busiest node: in a ring all are alike, in a star it is the first server.
+    #[serde(default)]
+    pub busiest_node_bytes_per_step: BytesPerStep,
+    /// For how long each worker has waited for each other one: `[who][for whom]`.
+    #[serde(default)]
+    pub waited_ms: Vec<Vec<f64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerReport>,
     pub views: Vec<ViewReport>,
     pub redone_steps: u64,
     pub params_sha256: String,

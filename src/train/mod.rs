@@ -1,5 +1,6 @@
 //! The trainer: steps, evaluation, checkpoints, metrics.
 
+pub mod all_reduce;
 pub mod buffers;
 pub mod checkpoint;
 pub mod collective;
@@ -8,6 +9,11 @@ pub mod evaluate;
 pub mod event;
 pub mod metrics;
 pub mod run_folder;
+pub mod server;
+pub mod straggler;
 pub mod trainer;
+mod transfer;
+pub mod update;
+pub mod views;
 
 pub use trainer::{TrainError, Trainer};

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{
@@ -70,27 +71,32 @@ impl RunFolder {
         if let Some(newer) = newer {
             return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
         }
-        let metrics = path.join(METRICS);
-        if metrics.exists() {
-            let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
-            let kept: String = text
-                .lines()
-                .filter(|line| match serde_json::from_str(line) {
-                    Ok(MetricsLine::Step(report)) => report.step <= step,
-                    Ok(MetricsLine::Epoch(report)) => report.step <= step,
-                    // A line cut short by a crash.
-                    Err(_) => false,
-                })
-                .flat_map(|line| [line, "\n"])
-                .collect();
-            write_atomically(&metrics, kept.as_bytes()).map_err(|source| io(&metrics, source))?;
-        }
+        keep_metrics(path, |line| match line {
+            MetricsLine::Step(report) => report.step <= step,
+            MetricsLine::Epoch(report) => report.step <= step,
+        })?;
         RunFolder::open(path, config_toml)
+    }
+
+    /// Opens the folder of a run under way, whose writer is lost, to write on after `step` steps. A
+    /// checkpoint that the lost one may have written later is the same run's, and will be written
+    /// again with the same bits.
+    pub fn take_over(path: &Path, step: u64) -> Result<RunFolder, RunFolderError> {
+        // The new writer knows best whether the epoch behind this step was reported.
+        keep_metrics(path, |line| match line {
+            MetricsLine::Step(report) => report.step <= step,
+            MetricsLine::Epoch(report) => report.step < step,
+        })?;
+        RunFolder::open_metrics(path)
     }
 
     fn open(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
         let config = path.join("config.toml");
         write_atomically(&config, config_toml.as_bytes()).map_err(|source| io(&config, source))?;
+        RunFolder::open_metrics(path)
+    }
+
+    fn open_metrics(path: &Path) -> Result<RunFolder, RunFolderError> {
         let metrics = path.join(METRICS);
         let file = fs::OpenOptions::new()
             .create(true)
@@ -138,6 +144,25 @@ impl RunFolder {
         Ok(path)
     }
 
+    /// Removes all checkpoints but that of `step` and the newest before it, `kept` in all.
+    pub fn remove_checkpoints_before(
+        &self,
+        step: u64,
+        kept: NonZero<usize>,
+    ) -> Result<(), RunFolderError> {
+        let mut steps: Vec<u64> = names(&self.path)?
+            .iter()
+            .filter_map(|name| step_of(name))
+            .filter(|&other| other <= step)
+            .collect();
+        steps.sort_unstable_by(|a, b| b.cmp(a));
+        for old in steps.into_iter().skip(kept.get()) {
+            let path = self.path.join(file_name(old));
+            fs::remove_file(&path).map_err(|source| io(&path, source))?;
+        }
+        Ok(())
+    }
+
     /// Writes `run.json`.
     pub fn write_summary(&self, summary: &RunSummary) -> Result<(), RunFolderError> {
         let path = self.path.join(SUMMARY);
@@ -145,6 +170,21 @@ impl RunFolder {
         text.push('\n');
         write_atomically(&path, text.as_bytes()).map_err(|source| io(&path, source))
     }
+}
+
+/// Takes everything out of `metrics.jsonl` that is not to be kept, and what was cut short by a crash.
+fn keep_metrics(path: &Path, keep: impl Fn(&MetricsLine) -> bool) -> Result<(), RunFolderError> {
+    let metrics = path.join(METRICS);
+    if metrics.exists() {
+        let text = fs::read_to_string(&metrics).map_err(|source| io(&metrics, source))?;
+        let kept: String = text
+            .lines()
+            .filter(|line| serde_json::from_str(line).is_ok_and(|line| keep(&line)))
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        write_atomically(&metrics, kept.as_bytes()).map_err(|source| io(&metrics, source))?;
+    }
+    Ok(())
 }
 
 /// The names in a folder; none where there is no folder.
@@ -178,6 +218,7 @@ mod tests {
             compute_ms: 1.0,
             comm_ms: 0.0,
             redone: 0,
+            server: None,
         }
     }
 
@@ -211,6 +252,31 @@ mod tests {
             })
             .collect();
         assert_eq!(steps, [1, 10, 20]);
+    }
+
+    #[test]
+    fn the_newest_checkpoints_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(folder.path(), "").unwrap();
+        for step in [5, 10, 100, 20] {
+            fs::write(folder.path().join(file_name(step)), "").unwrap();
+        }
+        run.remove_checkpoints_before(20, NonZero::new(2).unwrap()).unwrap();
+        let kept = [5, 10, 20, 100].map(|step| folder.path().join(file_name(step)).exists());
+        // That of a later step is none of this run's so far.
+        assert_eq!(kept, [false, true, true, true]);
+    }
+
+    #[test]
+    fn whoever_takes_a_folder_over_repeats_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = RunFolder::create(folder.path(), "name = 1").unwrap();
+        (1..=40).for_each(|step| run.sample_step(&report(step)).unwrap());
+        fs::write(folder.path().join(file_name(31)), "").unwrap();
+        RunFolder::take_over(folder.path(), 30).unwrap().sample_step(&report(40)).unwrap();
+        let text = fs::read_to_string(folder.path().join(METRICS)).unwrap();
+        assert_eq!(text.lines().count(), 5, "{text}");
+        assert_eq!(fs::read_to_string(folder.path().join("config.toml")).unwrap(), "name = 1");
     }
 
     #[test]

@@ -1,43 +1,39 @@
-//! The training loop of one worker: the same code for every engine and every topology.
+//! The run of one worker: epochs, evaluation, checkpoints, metrics. How a step is made is the
+//! matter of an [`Update`].
 
+use std::num::NonZero;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
-use crate::data::sampler::{Sampler, share};
 use crate::data::{DataPlan, Dataset};
 use crate::model::initial::initial_parameters;
-use crate::model::layout::{
-    BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
-};
-use crate::numerics::fixed_point::{FixedPoint, INITIAL_MAXIMUM, Maxima};
-use crate::numerics::optimizer::Optimizer;
-use crate::numerics::schedule::learning_rate;
-use crate::protocol::collective::{CollectiveId, Content, Reduction};
+use crate::model::layout::SCALE_COUNT;
+use crate::net::NetError;
+use crate::numerics::fixed_point::{INITIAL_MAXIMUM, Maxima};
+use crate::numerics::optimizer::{Optimizer, StateError};
+use crate::protocol::membership::Ending;
 
 use super::checkpoint::{CheckpointError, Provenance};
-use super::collective::{Collective, CollectiveError, Traffic};
-use super::engine::{EngineError, GradientEngine};
-use super::evaluate::{Evaluation, evaluate};
+use super::collective::CollectiveError;
+use super::engine::EngineError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
-    EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals, ViewReport, hex,
-    milliseconds,
+    BytesPerStep, EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals,
+    ViewReport, hex, milliseconds,
 };
 use super::run_folder::{RunFolder, RunFolderError};
+use super::update::Update;
+use super::views::{Regrouped, Standing};
 
-/// The only view of a group whose members do not change.
-const GENERATION: u32 = 0;
+/// No run has as many steps.
+const NOT_REPORTED: u64 = u64::MAX;
 
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
-
-/// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
-/// unless engines disagree with themselves.
-const ATTEMPTS_MAX: u32 = 2;
 
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +51,10 @@ pub enum TrainError {
          not compute the same values twice"
     )]
     NotReproducible { step: u64 },
+    #[error("{0}")]
+    Parted(Box<Ending>),
+    #[error("the state that was handed over does not fit: {0}")]
+    State(#[from] StateError),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
@@ -88,7 +88,7 @@ impl TrainingState {
     }
 
     /// SHA-256 over everything that the next step depends on.
-    fn sha256(&self) -> [u8; 32] {
+    pub(super) fn sha256(&self) -> [u8; 32] {
         let optimizer = self.optimizer.state();
         let mut hasher = Sha256::new();
         hasher.update(self.step.to_le_bytes());
@@ -118,73 +118,93 @@ pub struct Trainer {
     pub dataset: Arc<Dataset>,
     /// Loads the same data set again.
     pub data: DataPlan,
-    pub engine: Box<dyn GradientEngine>,
-    pub collective: Box<dyn Collective>,
+    /// Makes the steps.
+    pub update: Box<dyn Update>,
     pub state: TrainingState,
     /// Where metrics, checkpoints and the summary go; one worker of a run has one.
     pub folder: Option<RunFolder>,
     /// Steps between checkpoints; the last state is always written.
     pub checkpoint_every: Option<u64>,
-    /// Set from outside to end the run after the current step, on all workers alike.
-    pub stop: Arc<AtomicBool>,
+    /// So many of the newest checkpoints are kept; none: all.
+    pub checkpoints_kept: Option<NonZero<usize>>,
     /// Start of the process, for `first_step_ms` and `wall_s`.
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
-    /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
-    /// are computed, for comparison.
-    pub overlap: bool,
+    /// The run's folder, for a worker that writes nothing unless it becomes rank 0.
+    pub heir_of: Option<PathBuf>,
+    /// Comes into a run under way: the state is replaced by the others'.
+    pub joins: bool,
 }
 
 impl Trainer {
-    /// Trains to the end, or until [`Trainer::stop`] is set on any worker.
+    /// Trains to the end, or until a worker wants the run to end.
     ///
     /// Every worker of the group must call this with the same configuration, data and state.
     pub fn run(self, observer: &mut dyn Observer) -> Result<RunSummary, TrainError> {
         let mut run = Run::new(self);
         let result = run.run(observer);
-        if matches!(result, Err(TrainError::Collective(_))) {
+        let quorum_is_lost =
+            |ending: &Ending| matches!(ending, Ending::NoQuorum { .. } | Ending::NoSuccessor(_));
+        if match &result {
+            Err(TrainError::Collective(_)) => true,
+            Err(TrainError::Parted(ending)) => quorum_is_lost(ending),
+            _ => false,
+        } {
             // The state is that of the last completed step: what the others did since is not lost.
-            run.write_checkpoint(observer)?;
+            // Where it cannot be made whole any more, the last checkpoint stands.
+            match run.trainer.update.complete(&mut run.trainer.state) {
+                Ok(()) => run.write_checkpoint(observer)?,
+                Err(error) => tracing::warn!("the last checkpoint stands: {error}"),
+            }
         }
-        let collective = run.trainer.collective;
+        let update = run.trainer.update;
         match result {
             Ok(summary) => {
-                collective.close()?;
+                update.close()?;
                 observer.event(Event::Finished(Box::new(summary.clone())));
                 Ok(summary)
             }
             Err(error) => {
-                collective.abort(error.to_string());
+                update.abort(error.to_string());
                 Err(error)
             }
         }
     }
 }
 
-/// The sums and maxima of one step over the global batch.
-struct Reduced {
-    maxima: Maxima,
-    /// Loss in fixed point.
-    loss: i32,
-    samples: u32,
-    stop: bool,
+/// The view that the run begins with.
+fn first_view(trainer: &Trainer) -> ViewReport {
+    ViewReport {
+        generation: 0,
+        members: trainer.members.clone(),
+        start_step: trainer.state.step,
+        changes: Vec::new(),
+        stood_still_ms: 0.0,
+        redone_steps: 0,
+    }
 }
 
 /// A trainer under way.
 struct Run {
     trainer: Trainer,
-    sampler: Sampler,
-    gradients: Vec<f32>,
-    /// A vector a bucket: filled by the engine, lent to the collective, kept for the next step.
-    vectors: Vec<Vec<u32>>,
     /// Durations of all steps, milliseconds.
     step_ms: Vec<f32>,
+    /// Of the epochs that are over.
     totals: StepTotals,
+    /// Of the epoch under way.
+    epoch_totals: StepTotals,
     redone_steps: u64,
     first_step_ms: Option<f64>,
-    /// Where the run began.
-    first_step: u64,
+    /// The step behind which the last report of an epoch was made.
+    reported: u64,
+    last_report: Option<EpochReport>,
+    /// A step is begun and not completed.
+    in_step: bool,
+    /// When the last step was completed, or the last change was over.
+    moved_at: Instant,
+    /// The views so far.
+    views: Vec<ViewReport>,
     /// What the collective was busy with in steps: not with digests and evaluations.
     comm_busy: Duration,
     last_step_event: Option<Instant>,
@@ -193,17 +213,17 @@ struct Run {
 
 impl Run {
     fn new(trainer: Trainer) -> Run {
-        let samples = trainer.dataset.train.labels.len();
-        let sampler = Sampler::new(trainer.config.seed, samples, trainer.config.batch);
         Run {
-            sampler,
-            gradients: vec![0.0; PARAMETERS],
-            vectors: BUCKETS.iter().map(|bucket| vec![0; reduction(bucket).words()]).collect(),
             step_ms: Vec::new(),
             totals: StepTotals::default(),
+            epoch_totals: StepTotals::default(),
             redone_steps: 0,
             first_step_ms: None,
-            first_step: trainer.state.step,
+            reported: trainer.state.step,
+            last_report: None,
+            in_step: false,
+            moved_at: Instant::now(),
+            views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
             stopped: false,
@@ -216,34 +236,40 @@ impl Run {
         let steps_per_epoch = self.trainer.config.steps_per_epoch(samples);
         let total_steps = self.trainer.config.total_steps(samples);
         observer.event(Event::Started(Started {
-            engine: self.trainer.engine.description(),
+            engine: self.trainer.update.engine(),
             dataset: self.trainer.dataset.name.clone(),
             train_samples: samples,
             test_samples: self.trainer.dataset.test.labels.len(),
-            workers: self.trainer.collective.world_size(),
+            workers: self.trainer.update.workers(),
             first_step: self.trainer.state.step,
             total_steps,
             steps_per_epoch,
         }));
-        self.check_replicas()?;
-
-        let mut last = None;
-        while self.trainer.state.step < total_steps && !self.stopped {
-            let epoch = self.trainer.state.step / steps_per_epoch;
-            let end = total_steps.min((epoch + 1) * steps_per_epoch);
-            last = Some(self.run_epoch(epoch, end, total_steps, observer)?);
+        let mut checked = if self.trainer.joins {
+            let joins = NetError::Interrupted("this worker joins a run under way".to_owned());
+            Err(CollectiveError::Net(joins).into())
+        } else {
+            self.trainer.update.check_replicas(&self.trainer.state)
+        };
+        // Each round ends with the run's end, or with a change of the group.
+        while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
+            match error {
+                TrainError::Collective(error) => self.regroup(error, observer)?,
+                error => return Err(error),
+            }
+            checked = Ok(());
         }
-        let last = match last {
+        let last = match self.last_report.take() {
             Some(report) => report,
             // A finished run was resumed: there is nothing to train, but there is a result.
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
                 self.trainer.folder = None;
-                let epoch = self.trainer.state.step.div_ceil(steps_per_epoch);
-                self.report_epoch(epoch, &StepTotals::default(), observer)?
+                self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
+        self.trainer.update.complete(&mut self.trainer.state)?;
         self.write_checkpoint(observer)?;
         let summary = self.summary(&last);
         if let Some(folder) = &self.trainer.folder {
@@ -252,44 +278,114 @@ impl Run {
         Ok(summary)
     }
 
-    /// Trains until `end` steps are completed, which lies within this epoch, then evaluates.
-    fn run_epoch(
-        &mut self,
-        epoch: u64,
-        end: u64,
-        total_steps: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<EpochReport, TrainError> {
-        let mut totals = StepTotals::default();
-        while self.trainer.state.step < end && !self.stopped {
-            let report = self.run_step(epoch, total_steps, &mut totals)?;
-            if let Some(folder) = &mut self.trainer.folder {
-                folder.sample_step(&report)?;
-            }
-            let every = self.trainer.checkpoint_every;
-            if every.is_some_and(|every| report.step % every == 0 && report.step < total_steps) {
-                self.write_checkpoint(observer)?;
-            }
-            if self.totals.steps + totals.steps == 1 {
-                self.tell_selections(observer);
-            }
-            if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
-                self.last_step_event = Some(Instant::now());
-                observer.event(Event::Step(report));
+    /// Trains to the end, with an evaluation behind each epoch and behind the last step. It goes on
+    /// from wherever the state is, so it may be called again after a failure.
+    fn train(&mut self, total_steps: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let samples = self.trainer.dataset.train.labels.len();
+        let steps_per_epoch = self.trainer.config.steps_per_epoch(samples);
+        loop {
+            let step = self.trainer.state.step;
+            let over = step >= total_steps || self.stopped;
+            if (over || step.is_multiple_of(steps_per_epoch)) && step != self.reported {
+                self.trainer.update.check_replicas(&self.trainer.state)?;
+                let report = self.report_epoch(step.div_ceil(steps_per_epoch), observer)?;
+                self.totals.add(&std::mem::take(&mut self.epoch_totals));
+                self.last_report = Some(report);
+                self.reported = step;
+            } else if over {
+                return Ok(());
+            } else {
+                self.train_step(step / steps_per_epoch, total_steps, observer)?;
             }
         }
-        self.totals.add(&totals);
-        self.check_replicas()?;
-        self.report_epoch(epoch + 1, &totals, observer)
     }
 
+    /// One step and what is due behind it.
+    fn train_step(
+        &mut self,
+        epoch: u64,
+        total_steps: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let report = self.run_step(epoch)?;
+        if let Some(folder) = &mut self.trainer.folder {
+            folder.sample_step(&report)?;
+        }
+        let every = self.trainer.checkpoint_every;
+        if every.is_some_and(|every| report.step % every == 0 && report.step < total_steps) {
+            self.trainer.update.complete(&mut self.trainer.state)?;
+            self.write_checkpoint(observer)?;
+        }
+        if self.totals.steps + self.epoch_totals.steps == 1 {
+            self.tell_selections(observer);
+        }
+        if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
+            self.last_step_event = Some(Instant::now());
+            observer.event(Event::Step(report));
+        }
+        Ok(())
+    }
+
+    /// Goes on in the next view, if there is one.
+    fn regroup(
+        &mut self,
+        error: CollectiveError,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        tracing::debug!("the group broke: {error}");
+        let step = self.trainer.state.step;
+        let standing = Standing { reported: step == self.reported, stopped: self.stopped };
+        let outcome = self.trainer.update.regroup(&mut self.trainer.state, standing, error)?;
+        let Regrouped { view, rank, standing } = outcome;
+        let now_at = self.trainer.state.step;
+        self.stopped = standing.stopped;
+        // Whoever had reported already does so again, if anybody has not.
+        if standing.reported {
+            self.reported = now_at;
+        } else if now_at == self.reported {
+            self.reported = NOT_REPORTED;
+        }
+        let redone = u64::from(std::mem::take(&mut self.in_step) && now_at == step);
+        let stood_still = self.moved_at.elapsed();
+        self.moved_at = Instant::now();
+        self.redone_steps += redone;
+        if rank == 0
+            && self.trainer.folder.is_none()
+            && let Some(path) = &self.trainer.heir_of
+        {
+            let mut folder = RunFolder::take_over(path, now_at)?;
+            if let Some(report) = self.last_report.as_ref().filter(|report| report.step == now_at) {
+                folder.append(&MetricsLine::Epoch(report.clone()))?;
+            }
+            self.trainer.folder = Some(folder);
+        }
+        let seconds = stood_still.as_secs_f64();
+        let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
+        observer.event(Event::Notice { text });
+        self.views.push(ViewReport {
+            generation: view.generation,
+            members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
+            start_step: view.start_step,
+            changes: view.changes,
+            stood_still_ms: milliseconds(stood_still),
+            redone_steps: redone,
+        });
+        Ok(())
+    }
+
+    /// Evaluates, and reports the epoch (counted from 1) that ends with the last step.
     fn report_epoch(
         &mut self,
         epoch: u64,
-        totals: &StepTotals,
         observer: &mut dyn Observer,
     ) -> Result<EpochReport, TrainError> {
-        let evaluation = self.evaluate()?;
+        let evaluation = self.trainer.update.evaluate(&self.trainer.state)?;
+        let step = self.trainer.state.step;
+        if let Some(report) = self.last_report.as_ref().filter(|report| report.step == step) {
+            // Another worker had not come as far when the group broke.
+            return Ok(report.clone());
+        }
+        let totals = &self.epoch_totals;
         let report = EpochReport {
             epoch,
             step: self.trainer.state.step,
@@ -312,8 +408,9 @@ impl Run {
     fn tell_selections(&self, observer: &mut dyn Observer) {
         let chosen: Vec<String> = self
             .trainer
-            .collective
-            .selections()
+            .update
+            .report()
+            .selections
             .iter()
             .filter_map(|s| {
                 let predicted = s.predicted_us?;
@@ -326,194 +423,39 @@ impl Run {
         }
     }
 
-    fn evaluate(&mut self) -> Result<Evaluation, TrainError> {
-        let trainer = &mut self.trainer;
-        evaluate(
-            trainer.engine.as_mut(),
-            trainer.collective.as_mut(),
-            &trainer.dataset.test,
-            &trainer.state.parameters,
-            GENERATION,
-            trainer.state.step,
-        )
-    }
-
     /// One optimizer update.
-    fn run_step(
-        &mut self,
-        epoch: u64,
-        total_steps: u64,
-        totals: &mut StepTotals,
-    ) -> Result<StepReport, TrainError> {
+    fn run_step(&mut self, epoch: u64) -> Result<StepReport, TrainError> {
         let began = Instant::now();
-        let step = self.trainer.state.step;
-        let batch = self.sampler.batch(step).len();
-        let mut maxima = self.trainer.state.maxima;
-        let mut compute = Duration::ZERO;
-        let mut comm = Duration::ZERO;
-        let mut attempt = 0;
-        let (fixed_point, reduced) = loop {
-            let fixed_point = FixedPoint::for_batch(batch, &maxima);
-            let reduced =
-                self.reduce_gradients(step, attempt, &fixed_point, &mut compute, &mut comm)?;
-            maxima = reduced.maxima;
-            if maxima.iter().any(|m| !m.is_finite()) {
-                return Err(self.diverged(step, total_steps));
-            }
-            if fixed_point.exceeded(&maxima).next().is_none() {
-                break (fixed_point, reduced);
-            }
-            attempt += 1;
-            if attempt == ATTEMPTS_MAX {
-                return Err(TrainError::NotReproducible { step: step + 1 });
-            }
-        };
-        self.redone_steps += u64::from(attempt);
-        self.stopped = reduced.stop;
-
-        let lr = learning_rate(&self.trainer.config, step, total_steps);
-        self.mean_gradients(&fixed_point, reduced.samples);
-        let state = &mut self.trainer.state;
-        if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
-            return Err(self.diverged(step, total_steps));
-        }
-        state.maxima = maxima;
-        state.step += 1;
+        self.in_step = true;
+        let outcome = self.trainer.update.step(&mut self.trainer.state)?;
+        self.in_step = false;
+        self.moved_at = Instant::now();
+        self.stopped = outcome.stop;
+        self.redone_steps += u64::from(outcome.redone);
+        self.comm_busy += outcome.comm_busy;
 
         let wall = began.elapsed();
-        let loss_sum = fixed_point.dequantize(LOSS_SCALE, reduced.loss);
-        totals.add(&StepTotals {
+        self.epoch_totals.add(&StepTotals {
             steps: 1,
-            samples: u64::from(reduced.samples),
-            loss_sum,
+            samples: u64::from(outcome.samples),
+            loss_sum: outcome.loss_sum,
             wall,
-            compute,
-            comm,
+            compute: outcome.compute,
+            comm: outcome.comm,
         });
         self.step_ms.push(milliseconds(wall) as f32);
         self.first_step_ms.get_or_insert_with(|| milliseconds(self.trainer.started_at.elapsed()));
         Ok(StepReport {
-            step: step + 1,
+            step: self.trainer.state.step,
             epoch: epoch + 1,
-            loss: loss_sum / f64::from(reduced.samples.max(1)),
-            lr,
+            loss: outcome.loss_sum / f64::from(outcome.samples.max(1)),
+            lr: outcome.lr,
             step_ms: milliseconds(wall),
-            compute_ms: milliseconds(compute),
-            comm_ms: milliseconds(comm),
-            redone: attempt,
+            compute_ms: milliseconds(outcome.compute),
+            comm_ms: milliseconds(outcome.comm),
+            redone: outcome.redone,
+            server: outcome.server,
         })
-    }
-
-    /// Computes this worker's share of the gradient sums and reduces them over all workers,
-    /// bucket by bucket: the first bucket travels while the second is computed, unless
-    /// [`Trainer::overlap`] is off. The reduced words are left in `self.vectors`.
-    fn reduce_gradients(
-        &mut self,
-        step: u64,
-        attempt: u32,
-        fixed_point: &FixedPoint,
-        compute: &mut Duration,
-        comm: &mut Duration,
-    ) -> Result<Reduced, TrainError> {
-        let began = Instant::now();
-        let trainer = &mut self.trainer;
-        let busy_before = trainer.collective.busy();
-        let batch = self.sampler.batch(step);
-        let mine = share(batch.len(), trainer.collective.world_size(), trainer.collective.rank());
-        trainer.engine.begin_step(&trainer.state.parameters, &batch[mine], fixed_point)?;
-        let id = |index| CollectiveId {
-            generation: GENERATION,
-            step,
-            attempt,
-            content: Content::Gradients(index as u32),
-        };
-        for (index, bucket) in BUCKETS.iter().enumerate() {
-            let vector = &mut self.vectors[index];
-            let (words, control) = vector.split_at_mut(bucket.words());
-            trainer.engine.finish_bucket(index, words)?;
-            control[0] = u32::from(trainer.stop.load(Ordering::Relaxed));
-            if trainer.overlap {
-                let vector = std::mem::take(vector);
-                trainer.collective.start(id(index), reduction(bucket), vector)?;
-            }
-        }
-        let computed = Instant::now();
-        if !trainer.overlap {
-            for (index, bucket) in BUCKETS.iter().enumerate() {
-                let vector = std::mem::take(&mut self.vectors[index]);
-                trainer.collective.start(id(index), reduction(bucket), vector)?;
-            }
-        }
-        *compute += computed - began;
-        for vector in &mut self.vectors {
-            *vector = trainer.collective.finish()?;
-        }
-        *comm += computed.elapsed();
-        self.comm_busy += trainer.collective.busy().saturating_sub(busy_before);
-        Ok(self.parse_reduced())
-    }
-
-    /// Reads maxima and statistics out of the reduced vectors.
-    fn parse_reduced(&self) -> Reduced {
-        let mut reduced = Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
-        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
-            let maxima = &vector[bucket.sum_words()..bucket.words()];
-            for (tensor, &bits) in maxima[..bucket.tensors].iter().enumerate() {
-                reduced.maxima[bucket.first_tensor + tensor] = f32::from_bits(bits);
-            }
-            if bucket.statistics {
-                reduced.maxima[LOSS_SCALE] = f32::from_bits(maxima[bucket.tensors]);
-                let statistics = &vector[bucket.sum_words() - STATISTIC_WORDS..];
-                reduced.loss = statistics[0] as i32;
-                reduced.samples = statistics[2];
-            }
-            reduced.stop |= vector[bucket.words()] != 0;
-        }
-        reduced
-    }
-
-    /// Turns the reduced sums into mean gradients.
-    fn mean_gradients(&mut self, fixed_point: &FixedPoint, samples: u32) {
-        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
-            let first = bucket.parameter_range().start;
-            for (k, tensor) in bucket.tensor_specs().iter().enumerate() {
-                let sums = &vector[tensor.offset - first..tensor.offset - first + tensor.count];
-                let gradients = &mut self.gradients[tensor.range()];
-                fixed_point.mean(bucket.first_tensor + k, sums, samples, gradients);
-            }
-        }
-        debug_assert_eq!(TENSORS.len() + 1, SCALE_COUNT);
-    }
-
-    fn diverged(&self, step: u64, total_steps: u64) -> TrainError {
-        let lr = learning_rate(&self.trainer.config, step, total_steps);
-        TrainError::Diverged { step: step + 1, lr }
-    }
-
-    /// Fails if any worker holds another state: the maximum of a digest and the maximum of its
-    /// complement are complements of each other only where all digests are equal.
-    fn check_replicas(&mut self) -> Result<(), TrainError> {
-        if self.trainer.collective.world_size() == 1 {
-            return Ok(());
-        }
-        let step = self.trainer.state.step;
-        let digest = self.trainer.state.sha256();
-        let halves: Vec<u32> = digest
-            .chunks_exact(4)
-            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-            .collect();
-        let vector: Vec<u32> =
-            halves.iter().copied().chain(halves.iter().map(|word| !word)).collect();
-        let id =
-            CollectiveId { generation: GENERATION, step, attempt: 0, content: Content::Digest };
-        let reduction = Reduction::maxima(vector.len());
-        self.trainer.collective.start(id, reduction, vector)?;
-        let vector = self.trainer.collective.finish()?;
-        let (largest, complement) = vector.split_at(halves.len());
-        if largest.iter().zip(complement).any(|(&a, &b)| a != !b) {
-            return Err(TrainError::ReplicasDiffer { step });
-        }
-        Ok(())
     }
 
     fn write_checkpoint(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
@@ -522,15 +464,18 @@ impl Run {
         let run =
             Provenance { config: &trainer.config, data: &trainer.data, dataset: &trainer.dataset };
         let path = folder.write_checkpoint(run, &trainer.state)?;
+        if let Some(kept) = trainer.checkpoints_kept {
+            folder.remove_checkpoints_before(trainer.state.step, kept)?;
+        }
         observer.event(Event::Checkpoint { path, step: trainer.state.step });
         Ok(())
     }
 
     fn summary(&self, last: &EpochReport) -> RunSummary {
         let trainer = &self.trainer;
-        let engine = trainer.engine.description();
-        let world = trainer.collective.world_size();
-        let traffic: Traffic = trainer.collective.traffic();
+        let engine = trainer.update.engine();
+        let report = trainer.update.report();
+        let steps_made = self.totals.steps.max(1) as f64;
         let steps = trainer.state.step;
         let samples = trainer.dataset.train.labels.len();
         RunSummary {
@@ -543,10 +488,10 @@ impl Run {
             kernels: engine.kernels,
             dataset: trainer.dataset.name.clone(),
             model: trainer.config.model.name().to_owned(),
-            topology: if world == 1 { "solo" } else { "ring" }.to_owned(),
-            algorithm: trainer.collective.algorithm().to_owned(),
-            selections: trainer.collective.selections(),
-            workers: world,
+            topology: report.topology.to_owned(),
+            algorithm: report.algorithm.to_owned(),
+            selections: report.selections,
+            workers: trainer.update.workers(),
             steps,
             epochs: steps.div_ceil(trainer.config.steps_per_epoch(samples)),
             interrupted: steps < trainer.config.total_steps(samples),
@@ -554,17 +499,20 @@ impl Run {
             test_loss: last.test_loss,
             test_accuracy: last.test_accuracy,
             images_per_s: self.totals.images_per_s(),
+            steps_made: self.totals.steps,
             first_step_ms: self.first_step_ms.unwrap_or(0.0),
             step_ms: Percentiles::of(&self.step_ms),
             compute_ms: self.totals.compute_ms(),
             comm_ms: self.totals.comm_ms(),
             overlap_ratio: self.overlap_ratio(),
-            traffic,
-            views: vec![ViewReport {
-                generation: GENERATION,
-                members: trainer.members.clone(),
-                start_step: self.first_step,
-            }],
+            busiest_node_bytes_per_step: BytesPerStep {
+                sent: report.traffic.bytes_sent as f64 / steps_made,
+                received: report.traffic.bytes_received as f64 / steps_made,
+            },
+            traffic: report.traffic,
+            waited_ms: report.waited_ms,
+            server: report.server,
+            views: self.views.clone(),
             redone_steps: self.redone_steps,
             params_sha256: hex(&parameters_sha256(&trainer.state.parameters)),
             wall_s: trainer.started_at.elapsed().as_secs_f64(),
@@ -579,9 +527,4 @@ impl Run {
         }
         (1.0 - self.totals.comm.as_secs_f64() / busy).clamp(0.0, 1.0)
     }
-}
-
-/// A bucket's reduction, with one more word behind its maxima: whether a worker wants to stop.
-fn reduction(bucket: &Bucket) -> Reduction {
-    Reduction::new(bucket.sum_words(), bucket.max_words() + 1)
 }

@@ -3,6 +3,9 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+#[cfg(unix)]
+pub mod processes;
+
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -6,7 +6,7 @@
 //! added. `shaders/lane/README.md` tells how the kernels are made and why.
 
 mod instance;
-mod kernels;
+pub mod kernels;
 mod layout;
 mod resources;
 mod start;

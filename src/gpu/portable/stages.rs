@@ -262,7 +262,11 @@ impl Grid {
 /// Stages of the forward pass, up to the logits.
 pub const FORWARD_STAGES: usize = 6;
 
-/// The stages of a step in their order; the first [`FORWARD_STAGES`] give the logits.
+/// Stages up to the last that writes words of the fully connected layers' bucket.
+pub const DENSE_STAGES: usize = 11;
+
+/// The stages of a step in their order; the first [`FORWARD_STAGES`] give the logits, the first
+/// [`DENSE_STAGES`] the fully connected layers' gradients.
 pub fn stages(model: ModelKind, sums: Sums, tuning: Tuning) -> Vec<Stage> {
     use BufferId::{Conv1, Conv2, DFc1, DFc2, DLogits, Fc1, Fc2, Images};
     let table = Table::new(model, sums, tuning);
@@ -813,6 +817,22 @@ mod tests {
         places.sort_unstable();
         let words = BUCKETS.iter().map(Bucket::words).sum();
         assert_eq!(places, (0..words).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_first_bucket_is_complete_before_the_convolutions_begin() {
+        for model in ModelKind::ALL {
+            let stages = stages(model, Sums::Exact, Tuning::HARDWARE);
+            let write_words: Vec<usize> = (0..stages.len())
+                .filter(|&stage| stages[stage].buffers.iter().any(|b| b.1 == BufferId::Words))
+                .collect();
+            let (dense, convolutions): (Vec<usize>, Vec<usize>) =
+                write_words.iter().partition(|&&stage| stage < DENSE_STAGES);
+            // The loss head and a stage for each of the three layers; then the convolutions' sums.
+            assert_eq!(dense.len(), 4);
+            assert_eq!(dense.last(), Some(&(DENSE_STAGES - 1)));
+            assert_eq!(convolutions, [stages.len() - 1]);
+        }
     }
 
     #[test]

@@ -1,0 +1,123 @@
+//! The flags that give a worker its place in a group over several machines.
+
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use sha2::{Digest, Sha256};
+use socket2::{Domain, Socket, Type};
+
+use crate::launch::LaunchError;
+use crate::launch::star::StarPlace;
+use crate::launch::worker::GroupPlace;
+use crate::net::PeerAddress;
+use crate::net::identity::ClusterKey;
+
+use super::CommandError;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Group")]
+pub struct GroupFlags {
+    /// This worker's place in --peers, from 0
+    #[arg(long, env = "ANNULET_RANK", requires = "cluster_key")]
+    pub rank: Option<usize>,
+    /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
+    #[arg(long, env = "ANNULET_PEERS", value_delimiter = ',', value_name = "HOST:PORT,...")]
+    pub peers: Vec<PeerAddress>,
+    /// The file that `annulet key` made, the same for all
+    #[arg(long, env = "ANNULET_CLUSTER_KEY", value_name = "FILE")]
+    pub cluster_key: Option<PathBuf>,
+    /// Address to listen on [default: the port of this worker's entry in --peers, on all
+    /// interfaces]
+    #[arg(long, env = "ANNULET_LISTEN", value_name = "IP:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// Seconds to wait for the other workers to appear
+    #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub join_timeout: u64,
+}
+
+impl GroupFlags {
+    /// The place around parameter servers that the flags give, as one of so many workers.
+    pub fn place_around(
+        self,
+        servers: Vec<PeerAddress>,
+        workers: usize,
+    ) -> Result<StarPlace, CommandError> {
+        let (Some(rank), Some(key_file)) = (self.rank, &self.cluster_key) else {
+            return Err(CommandError::Usage("--server needs --rank and --cluster-key".into()));
+        };
+        if rank >= workers {
+            return Err(CommandError::Usage(format!(
+                "--rank {rank}: among {workers} workers ranks go from 0 to {}",
+                workers.saturating_sub(1)
+            )));
+        }
+        Ok(StarPlace {
+            key: ClusterKey::read(key_file)?,
+            // The worker connects to the servers; nobody needs to know its port.
+            socket: listen(self.listen, 0)?,
+            node: rank,
+            workers,
+            run_id: run_id_of(&servers),
+            servers: servers.into_iter().map(|server| vec![server]).collect(),
+            join_timeout: Duration::from_secs(self.join_timeout),
+        })
+    }
+
+    /// The place that the flags give, its socket bound; `None` if they give none.
+    pub fn place(self) -> Result<Option<GroupPlace>, CommandError> {
+        let (Some(rank), Some(key_file)) = (self.rank, &self.cluster_key) else { return Ok(None) };
+        let own = self.own_address(rank)?;
+        Ok(Some(GroupPlace {
+            key: ClusterKey::read(key_file)?,
+            socket: listen(self.listen, own.port())?,
+            rank,
+            run_id: run_id_of(&self.peers),
+            peers: self.peers.into_iter().map(|peer| vec![peer]).collect(),
+            join_timeout: Duration::from_secs(self.join_timeout),
+        }))
+    }
+
+    fn own_address(&self, rank: usize) -> Result<&PeerAddress, CommandError> {
+        if self.peers.is_empty() {
+            return Err(CommandError::Usage(
+                "--rank needs --peers, the list it is a place in".into(),
+            ));
+        }
+        self.peers.get(rank).ok_or_else(|| {
+            CommandError::Usage(format!(
+                "--rank {rank}: --peers lists {} workers, so ranks go from 0 to {}",
+                self.peers.len(),
+                self.peers.len().saturating_sub(1)
+            ))
+        })
+    }
+}
+
+/// Binds to the address that was asked for, or else to a port on all interfaces.
+pub fn listen(address: Option<SocketAddr>, port: u16) -> Result<UdpSocket, CommandError> {
+    let bind = |address: String, source| LaunchError::Bind { address, source };
+    if let Some(address) = address {
+        return UdpSocket::bind(address).map_err(|e| bind(address.to_string(), e).into());
+    }
+    dual_stack(port)
+        .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))
+        .map_err(|source| bind(format!("port {port}"), source).into())
+}
+
+/// A socket for IPv6 and IPv4, where the system has both.
+fn dual_stack(port: u16) -> std::io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
+    socket.set_only_v6(false)?;
+    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into())?;
+    Ok(socket.into())
+}
+
+/// Those that were given the same list are in the same run.
+pub fn run_id_of(peers: &[PeerAddress]) -> String {
+    let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
+    let digest = Sha256::digest(names.join(","));
+    crate::train::metrics::hex(&digest[..8])
+}

@@ -1,0 +1,515 @@
+//! The state machine of one member or joiner.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::acceptor::Acceptor;
+use super::action::{Action, Ending};
+use super::message::{Ballot, Message, Party};
+use super::proposal::{Acceptors, Proposal, Stage};
+use super::settings::Settings;
+use super::view::{Member, MemberId, View};
+use crate::protocol::time::Time;
+
+/// Why a member is taken for lost.
+#[derive(Clone, Debug)]
+pub(super) struct Suspicion {
+    pub(super) why: String,
+    /// Its process is known to have ended.
+    pub(super) certain: bool,
+}
+
+/// One member's or joiner's part in the membership.
+///
+/// After each call of a `handle_` method, take actions with [`poll_action`](Self::poll_action)
+/// until there are no more, and call [`handle_timeout`](Self::handle_timeout) once the moment has
+/// come that [`poll_timeout`](Self::poll_timeout) says. None of the methods blocks.
+#[derive(Debug)]
+pub struct Membership {
+    pub(super) me: Member,
+    pub(super) settings: Settings,
+    /// The newest view; `None` for a joiner.
+    pub(super) view: Option<View>,
+    pub(super) phase: Phase,
+    pub(super) acceptor: Acceptor,
+    /// Steps completed by the state that this member holds, as it said when it halted.
+    pub(super) step: Option<u64>,
+    pub(super) suspects: BTreeMap<MemberId, Suspicion>,
+    pub(super) leaving: BTreeMap<MemberId, String>,
+    pub(super) joiners: BTreeMap<MemberId, Member>,
+    /// A promise that is made, to be told once this member has halted.
+    pub(super) owed: Option<(MemberId, Ballot)>,
+    /// The highest round of any proposal heard of, in this view.
+    pub(super) round: u32,
+    pub(super) actions: VecDeque<Action>,
+}
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Asks each contact in turn to be let in.
+    Joining {
+        contacts: Vec<Party>,
+        next: usize,
+        ask_at: Time,
+        deadline: Time,
+        refusal: String,
+    },
+    /// Works in the view.
+    Working,
+    /// Has told its owner to stop working. What follows is `Halted`.
+    Halting,
+    /// Works no more in this view. Proposes a successor at `propose_at`, unless it hears of one.
+    Halted {
+        propose_at: Time,
+        proposal: Option<Proposal>,
+    },
+    Over,
+}
+
+impl Membership {
+    /// A member of the first view, which holds the state of the view's start.
+    ///
+    /// # Panics
+    /// If it is not in the view.
+    pub fn member(settings: Settings, id: MemberId, view: View) -> Membership {
+        let rank = view.rank(id).expect("it is a member of the view");
+        let me = view.members[rank].clone();
+        Membership::new(settings, me, Some(view), Phase::Working)
+    }
+
+    /// A worker that wants to come, and asks these parties in turn.
+    pub fn joiner(now: Time, settings: Settings, me: Member, contacts: Vec<Party>) -> Membership {
+        let deadline = now + settings.join_timeout;
+        let refusal = "nobody answered".to_owned();
+        let phase = Phase::Joining { contacts, next: 0, ask_at: now, deadline, refusal };
+        let mut joiner = Membership::new(settings, me, None, phase);
+        joiner.handle_timeout(now);
+        joiner
+    }
+
+    fn new(settings: Settings, me: Member, view: Option<View>, phase: Phase) -> Membership {
+        Membership {
+            me,
+            settings,
+            view,
+            phase,
+            acceptor: Acceptor::default(),
+            step: None,
+            suspects: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            joiners: BTreeMap::new(),
+            owed: None,
+            round: 0,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// The newest view that this member knows; `None` for a joiner.
+    pub fn view(&self) -> Option<&View> {
+        self.view.as_ref()
+    }
+
+    /// What to do next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called, unless something is handled
+    /// before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        match &self.phase {
+            Phase::Joining { ask_at, deadline, .. } => Some(*ask_at.min(deadline)),
+            Phase::Halted { proposal: Some(proposal), .. } => {
+                Some(proposal.grace.map_or(proposal.deadline, |at| at.min(proposal.deadline)))
+            }
+            Phase::Halted { propose_at, proposal: None } => Some(*propose_at),
+            Phase::Working | Phase::Halting | Phase::Over => None,
+        }
+    }
+
+    /// The time has come.
+    pub fn handle_timeout(&mut self, now: Time) {
+        match &mut self.phase {
+            Phase::Joining { contacts, next, ask_at, deadline, refusal } => {
+                if now >= *deadline || contacts.is_empty() {
+                    let why = std::mem::take(refusal);
+                    self.end(Ending::NotAdmitted { why });
+                } else if now >= *ask_at {
+                    let to = contacts[*next % contacts.len()];
+                    *next += 1;
+                    *ask_at = now + self.settings.answer_wait();
+                    let message = Message::Join { member: self.me.clone() };
+                    self.actions.push_back(Action::Send { to, message });
+                }
+            }
+            Phase::Halted { propose_at, proposal: None } if now >= *propose_at => self.propose(now),
+            Phase::Halted { proposal: Some(_), .. } => self.advance(now),
+            _ => {}
+        }
+    }
+
+    /// The owner works no more in this view; its state has completed so many steps (`None`: it
+    /// holds no state yet). May be called without having been asked, when the work has failed.
+    pub fn handle_halted(&mut self, now: Time, step: Option<u64>) {
+        if !matches!(self.phase, Phase::Working | Phase::Halting) {
+            return;
+        }
+        self.step = step;
+        self.phase = Phase::Halted { propose_at: now + self.turn(), proposal: None };
+        if let Some((to, ballot)) = self.owed.take() {
+            self.promise(now, to, ballot);
+        }
+        self.handle_timeout(now);
+    }
+
+    /// A member cannot be heard any more. `certain`: its process is known to have ended.
+    pub fn handle_lost(&mut self, now: Time, id: MemberId, why: String, certain: bool) {
+        self.joiners.remove(&id);
+        let Some(view) = &self.view else { return };
+        if id == self.me.id || !view.contains(id) || matches!(self.phase, Phase::Over) {
+            return;
+        }
+        let known = self.suspects.get(&id);
+        if known.is_some_and(|known| known.certain || !certain) {
+            return;
+        }
+        let generation = view.generation;
+        // The launcher tells everybody itself.
+        if known.is_none() && !certain {
+            self.broadcast(&Message::Suspect { generation, member: id, why: why.clone() });
+        }
+        self.suspect(now, id, Suspicion { why, certain });
+    }
+
+    /// This member wants to leave: the others need not wait for a timeout.
+    pub fn handle_leave(&mut self) {
+        match &self.view {
+            Some(view) => {
+                let generation = view.generation;
+                self.leaving.insert(self.me.id, LEAVES.to_owned());
+                self.broadcast(&Message::Leave { generation });
+                self.begin_change("this worker leaves as planned");
+            }
+            None => self.end(Ending::Left),
+        }
+    }
+
+    /// A message that came from `from`.
+    pub fn handle_message(&mut self, now: Time, from: Party, message: Message) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        match message {
+            Message::Commit { view } => self.handle_commit(*view),
+            Message::Join { member } => self.handle_join(from, member),
+            Message::NotAdmitted { why } => {
+                if let Phase::Joining { refusal, .. } = &mut self.phase {
+                    *refusal = why;
+                }
+            }
+            Message::Ask { generation } => self.handle_ask(from, generation),
+            Message::Prepare { generation, .. }
+            | Message::Promise { generation, .. }
+            | Message::Refused { generation, .. }
+            | Message::Accept { generation, .. }
+            | Message::Accepted { generation, .. }
+            | Message::Suspect { generation, .. }
+            | Message::Leave { generation } => {
+                let own = self.view.as_ref().map(|view| view.generation);
+                if own < Some(generation) {
+                    self.send(from, Message::Ask { generation: own });
+                } else if own > Some(generation) {
+                    // Whoever seeks the successor of an older view is told the newest one.
+                    if matches!(message, Message::Prepare { .. } | Message::Accept { .. }) {
+                        self.tell_view(from);
+                    }
+                } else {
+                    self.handle_in_view(now, from, message);
+                }
+            }
+        }
+    }
+
+    /// A message about the successor of this member's view.
+    fn handle_in_view(&mut self, now: Time, from: Party, message: Message) {
+        match (from, message) {
+            (Party::Member(id), Message::Prepare { ballot, .. }) => {
+                self.handle_prepare(now, id, ballot);
+            }
+            (from, Message::Promise { ballot, accepted, step, .. }) => {
+                if let Some(proposal) = self.proposal(ballot) {
+                    proposal.note_promise(from, accepted, step);
+                    self.advance(now);
+                }
+            }
+            (_, Message::Refused { ballot, promised, .. }) if self.proposal(ballot).is_some() => {
+                self.round = self.round.max(promised.round);
+                // The other proposal is given the time to come through.
+                self.wait_to_propose(now + self.settings.stagger() + self.turn());
+            }
+            (Party::Member(id), Message::Accept { generation, ballot, view }) => {
+                let answer = match self.acceptor.accept(ballot, view) {
+                    Ok(()) => {
+                        self.follow(now, ballot);
+                        Message::Accepted { generation, ballot }
+                    }
+                    Err(promised) => Message::Refused { generation, ballot, promised },
+                };
+                self.send(Party::Member(id), answer);
+            }
+            (from, Message::Accepted { ballot, .. }) => {
+                if let Some(proposal) = self.proposal(ballot) {
+                    proposal.note_accepted(from);
+                    self.advance(now);
+                }
+            }
+            // What a lost member says of others may be its own loss.
+            (Party::Member(id), Message::Suspect { member, why, .. })
+                if !self.suspects.contains_key(&id) =>
+            {
+                let why = format!("{why}, says {id}");
+                self.suspect(now, member, Suspicion { why, certain: false });
+            }
+            (Party::Member(id), Message::Leave { .. }) => {
+                self.leaving.insert(id, LEAVES.to_owned());
+                self.begin_change(&format!("{id} leaves as planned"));
+            }
+            _ => {}
+        }
+    }
+
+    fn handle_prepare(&mut self, now: Time, from: MemberId, ballot: Ballot) {
+        self.round = self.round.max(ballot.round);
+        match self.acceptor.prepare(ballot) {
+            Ok(()) => {
+                self.follow(now, ballot);
+                if matches!(self.phase, Phase::Halted { .. }) {
+                    self.promise(now, from, ballot);
+                } else {
+                    self.owed = Some((from, ballot));
+                    self.begin_change(&format!("{from} proposes a new view"));
+                }
+            }
+            Err(promised) => {
+                let generation = self.generation();
+                self.send(from.into(), Message::Refused { generation, ballot, promised });
+            }
+        }
+    }
+
+    /// A higher proposal than this member's own is under way.
+    fn follow(&mut self, now: Time, ballot: Ballot) {
+        if ballot.proposer != self.me.id {
+            self.wait_to_propose(now + self.settings.failure_timeout + self.turn());
+        }
+    }
+
+    fn wait_to_propose(&mut self, at: Time) {
+        if let Phase::Halted { propose_at, proposal } = &mut self.phase {
+            (*propose_at, *proposal) = (at, None);
+        }
+    }
+
+    /// Tells the proposer what this halted member has promised, unless it has promised more since.
+    fn promise(&mut self, now: Time, to: MemberId, ballot: Ballot) {
+        if self.acceptor.promised() == Some(ballot) {
+            self.follow(now, ballot);
+            let (generation, step) = (self.generation(), self.step);
+            let accepted = self.acceptor.accepted().cloned();
+            self.send(to.into(), Message::Promise { generation, ballot, accepted, step });
+        }
+    }
+
+    pub(super) fn handle_commit(&mut self, view: View) {
+        if Some(view.generation) <= self.view.as_ref().map(|view| view.generation) {
+            return;
+        }
+        let included = view.contains(self.me.id);
+        match self.phase {
+            Phase::Joining { .. } if included => self.install(view),
+            // A view with this member has its promise, so it has halted.
+            Phase::Halted { .. } if included => self.install(view),
+            _ if included => {}
+            Phase::Joining { .. } => {}
+            _ if self.leaving.contains_key(&self.me.id) => self.end(Ending::Left),
+            _ => self.end(Ending::LeftBehind { view: Box::new(view) }),
+        }
+    }
+
+    fn handle_join(&mut self, from: Party, member: Member) {
+        let Some(view) = &self.view else { return };
+        if view.contains(member.id) {
+            return self.tell_view(member.id.into());
+        }
+        if view.members.len() >= self.settings.members_max {
+            let most = self.settings.members_max;
+            let why = format!("there are {most} workers, as many as --max-workers allows");
+            return self.send(member.id.into(), Message::NotAdmitted { why });
+        }
+        // The launcher tells all members itself; what a member says comes from the joiner.
+        let first_heard = from == Party::Member(member.id);
+        let news = format!("{} wants to come", member.id);
+        if self.joiners.insert(member.id, member.clone()).is_none() {
+            if first_heard {
+                self.broadcast(&Message::Join { member });
+            }
+            self.begin_change(&news);
+        }
+    }
+
+    fn handle_ask(&mut self, from: Party, generation: Option<u32>) {
+        if generation < self.view.as_ref().map(|view| view.generation) {
+            self.tell_view(from);
+            // It may have been asked for a promise too early.
+            if let Phase::Halted { proposal: Some(proposal), .. } = &self.phase {
+                let (generation, ballot) = (self.generation(), proposal.ballot);
+                if matches!(proposal.stage, Stage::Preparing) {
+                    self.send(from, Message::Prepare { generation, ballot });
+                }
+            }
+        }
+    }
+
+    fn suspect(&mut self, now: Time, id: MemberId, suspicion: Suspicion) {
+        let known = self.view.as_ref().is_some_and(|view| view.contains(id));
+        if !known || id == self.me.id {
+            return;
+        }
+        let news = format!("{id} is lost: {}", suspicion.why);
+        let certain = suspicion.certain;
+        if self.suspects.get(&id).is_none_or(|known| certain && !known.certain) {
+            self.suspects.insert(id, suspicion);
+        }
+        if !self.quorum_is_possible() {
+            return self.end(self.no_quorum());
+        }
+        self.begin_change(&news);
+        // Its proposal will not come.
+        let followed = self.acceptor.promised().is_none_or(|ballot| ballot.proposer == id);
+        let turn = self.turn();
+        if let Phase::Halted { propose_at, proposal: None } = &mut self.phase
+            && followed
+        {
+            *propose_at = (*propose_at).min(now + turn);
+        }
+        self.handle_timeout(now);
+    }
+
+    /// Asks the owner to stop working, if it still works.
+    fn begin_change(&mut self, why: &str) {
+        if matches!(self.phase, Phase::Working) {
+            self.phase = Phase::Halting;
+            self.actions.push_back(Action::Halt { why: why.to_owned() });
+        }
+    }
+
+    /// How long this member waits for those before it to propose.
+    fn turn(&self) -> Duration {
+        let Some(view) = &self.view else { return Duration::ZERO };
+        let rank = view.rank(self.me.id).unwrap_or(view.members.len());
+        let before = view.ids().take(rank).filter(|id| !self.suspects.contains_key(id)).count();
+        // A view has far fewer than 2^32 members.
+        self.settings.stagger() * before as u32
+    }
+
+    fn install(&mut self, view: View) {
+        self.acceptor = Acceptor::default();
+        (self.round, self.owed) = (0, None);
+        self.phase = Phase::Working;
+        self.actions.push_back(Action::Install { view: Box::new(view.clone()) });
+        self.joiners.retain(|&id, _| !view.contains(id));
+        self.leaving.retain(|&id, _| view.contains(id));
+        // A suspect that the launcher does not know to be dead, and that is in the view, answered.
+        let by_launcher = self.settings.acceptors == Acceptors::Launcher;
+        self.suspects
+            .retain(|&id, suspicion| view.contains(id) && (suspicion.certain || !by_launcher));
+        let generation = view.generation;
+        let has_room = view.members.len() < self.settings.members_max;
+        self.view = Some(view);
+        // What the view does not know of yet is for the next one.
+        for (id, suspicion) in self.suspects.clone() {
+            let why = suspicion.why;
+            self.broadcast(&Message::Suspect { generation, member: id, why });
+        }
+        if self.leaving.contains_key(&self.me.id) {
+            self.broadcast(&Message::Leave { generation });
+        }
+        if !self.quorum_is_possible() {
+            self.end(self.no_quorum());
+        } else if let Some(id) = self.suspects.keys().chain(self.leaving.keys()).next() {
+            self.begin_change(&format!("{id} is in the new view and should not be"));
+        } else if let Some(id) = self.joiners.keys().next().filter(|_| has_room) {
+            self.begin_change(&format!("{id} still wants to come"));
+        }
+    }
+
+    pub(super) fn quorum_is_possible(&self) -> bool {
+        let Some(view) = &self.view else { return true };
+        self.settings.acceptors.are_quorum(view, |party| match party {
+            Party::Launcher => true,
+            Party::Member(id) => !self.suspects.contains_key(&id),
+        })
+    }
+
+    pub(super) fn no_quorum(&self) -> Ending {
+        let Some(view) = &self.view else {
+            return Ending::NotAdmitted { why: "nobody answered".to_owned() };
+        };
+        let promised = |id: MemberId| match &self.phase {
+            Phase::Halted { proposal: Some(proposal), .. } => proposal.has_promised(id.into()),
+            _ => !self.suspects.contains_key(&id),
+        };
+        let missing: Vec<(MemberId, String)> = view
+            .ids()
+            .filter(|&id| id != self.me.id && !promised(id))
+            .map(|id| {
+                let known = self.suspects.get(&id).map(|suspicion| suspicion.why.clone());
+                (id, known.unwrap_or_else(|| "it did not answer".to_owned()))
+            })
+            .collect();
+        let members = view.members.len();
+        Ending::NoQuorum { heard: members - missing.len(), members, missing }
+    }
+
+    pub(super) fn end(&mut self, ending: Ending) {
+        self.phase = Phase::Over;
+        self.actions.push_back(Action::End(ending));
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.view.as_ref().map_or(0, |view| view.generation)
+    }
+
+    /// This member's proposal, if it has this ballot.
+    fn proposal(&mut self, ballot: Ballot) -> Option<&mut Proposal> {
+        match &mut self.phase {
+            Phase::Halted { proposal: Some(proposal), .. } if proposal.ballot == ballot => {
+                Some(proposal)
+            }
+            _ => None,
+        }
+    }
+
+    fn tell_view(&mut self, to: Party) {
+        if let Some(view) = &self.view {
+            let view = Box::new(view.clone());
+            self.send(to, Message::Commit { view });
+        }
+    }
+
+    pub(super) fn send(&mut self, to: Party, message: Message) {
+        self.actions.push_back(Action::Send { to, message });
+    }
+
+    /// Sends to all other members of the view.
+    pub(super) fn broadcast(&mut self, message: &Message) {
+        let Some(view) = &self.view else { return };
+        for id in view.ids().filter(|&id| id != self.me.id) {
+            let message = message.clone();
+            self.actions.push_back(Action::Send { to: Party::Member(id), message });
+        }
+    }
+}
+
+/// The reason of a planned leave.
+const LEAVES: &str = "it was asked to leave";

@@ -1,0 +1,461 @@
+//! Steps by all-reduce: every worker computes its share of the gradient sums, the sums are reduced
+//! over all workers, and each applies the same optimizer to its own copy of the parameters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::config::{RunConfig, Wire};
+use crate::data::Dataset;
+use crate::data::sampler::{Sampler, share};
+use crate::model::layout::{
+    BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
+};
+use crate::numerics::fixed_point::{FixedPoint, Maxima};
+use crate::numerics::pairs;
+use crate::numerics::schedule::learning_rate;
+use crate::protocol::collective::{CollectiveId, Content, Reduction};
+use crate::protocol::membership::View;
+
+use super::collective::{Collective, CollectiveError, Solo, Traffic};
+use super::engine::{EngineDescription, GradientEngine};
+use super::evaluate::{Evaluation, evaluate};
+use super::metrics::milliseconds;
+use super::trainer::{TrainError, TrainingState};
+use super::transfer;
+use super::update::{StepOutcome, Update, UpdateReport};
+use super::views::{Joined, Regrouped, Standing, Views};
+
+/// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
+/// unless engines disagree with themselves.
+const ATTEMPTS_MAX: u32 = 2;
+
+/// One worker's part in steps by all-reduce.
+pub struct AllReduce {
+    config: RunConfig,
+    dataset: Arc<Dataset>,
+    engine: Box<dyn GradientEngine>,
+    collective: Box<dyn Collective>,
+    /// The view's.
+    generation: u32,
+    /// Finds the others again when the group has broken; without it, that is the end.
+    views: Option<Box<dyn Views>>,
+    /// What went over the groups before this one.
+    traffic_before: Traffic,
+    /// Set from outside to end the run after the current step, on all workers alike.
+    stop: Arc<AtomicBool>,
+    /// Whether a bucket is reduced while the next one is computed.
+    overlap: bool,
+    total_steps: u64,
+    sampler: Sampler,
+    gradients: Vec<f32>,
+    /// A vector a bucket: filled by the engine, or unpacked from what the collective returned.
+    vectors: Vec<Vec<u32>>,
+    /// The same as it travels, kept for the next step; where nothing is packed, it is the vector.
+    packed: Vec<Vec<u32>>,
+    /// For how long each worker of the present group has waited for each other one, by rank.
+    waited: Vec<Vec<Duration>>,
+}
+
+/// What a worker's part consists of.
+pub struct AllReduceParts {
+    pub config: RunConfig,
+    pub dataset: Arc<Dataset>,
+    pub engine: Box<dyn GradientEngine>,
+    pub collective: Box<dyn Collective>,
+    /// Set from outside to end the run after the current step, on all workers alike.
+    pub stop: Arc<AtomicBool>,
+    /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
+    /// are computed, for comparison.
+    pub overlap: bool,
+}
+
+impl AllReduce {
+    pub fn new(parts: AllReduceParts) -> AllReduce {
+        let AllReduceParts { config, dataset, engine, collective, stop, overlap } = parts;
+        let samples = dataset.train.labels.len();
+        let world = collective.world_size();
+        AllReduce {
+            total_steps: config.total_steps(samples),
+            sampler: Sampler::new(config.seed, samples, config.batch),
+            gradients: vec![0.0; PARAMETERS],
+            vectors: empty_vectors(world),
+            packed: vec![Vec::new(); BUCKETS.len()],
+            waited: vec![vec![Duration::ZERO; world]; world],
+            generation: 0,
+            views: None,
+            traffic_before: Traffic::default(),
+            config,
+            dataset,
+            engine,
+            collective,
+            stop,
+            overlap,
+        }
+    }
+
+    /// Lets the run go on in the next view when the group breaks.
+    pub fn elastic(mut self, views: Box<dyn Views>) -> AllReduce {
+        self.views = Some(views);
+        self
+    }
+}
+
+impl Update for AllReduce {
+    fn step(&mut self, state: &mut TrainingState) -> Result<StepOutcome, TrainError> {
+        let batch = self.sampler.batch(state.step).len();
+        let mut maxima = state.maxima;
+        let mut spent = Spent::default();
+        let mut attempt = 0;
+        let (fixed_point, reduced) = loop {
+            let fixed_point = FixedPoint::for_wire(self.config.wire, batch, &maxima);
+            let reduced = self.reduce_gradients(state, attempt, &fixed_point, &mut spent)?;
+            maxima = reduced.maxima;
+            if maxima.iter().any(|m| !m.is_finite()) {
+                return Err(self.diverged(state.step));
+            }
+            if fixed_point.exceeded(&maxima).next().is_none() {
+                break (fixed_point, reduced);
+            }
+            attempt += 1;
+            if attempt == ATTEMPTS_MAX {
+                return Err(TrainError::NotReproducible { step: state.step + 1 });
+            }
+        };
+
+        if let Some(views) = &mut self.views {
+            views.completing(self.generation, state.step + 1)?;
+        }
+        let lr = learning_rate(&self.config, state.step, self.total_steps);
+        self.mean_gradients(&fixed_point, reduced.samples);
+        if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
+            return Err(self.diverged(state.step));
+        }
+        state.maxima = maxima;
+        state.step += 1;
+        Ok(StepOutcome {
+            loss_sum: fixed_point.dequantize(LOSS_SCALE, reduced.loss),
+            samples: reduced.samples,
+            lr,
+            redone: attempt,
+            stop: reduced.stop,
+            compute: spent.compute,
+            comm: spent.comm,
+            comm_busy: spent.comm_busy,
+            server: None,
+        })
+    }
+
+    fn evaluate(&mut self, state: &TrainingState) -> Result<Evaluation, TrainError> {
+        evaluate(
+            self.engine.as_mut(),
+            self.collective.as_mut(),
+            &self.dataset.test,
+            &state.parameters,
+            self.generation,
+            state.step,
+        )
+    }
+
+    /// The maximum of a digest and the maximum of its complement are complements of each other only
+    /// where all digests are equal.
+    fn check_replicas(&mut self, state: &TrainingState) -> Result<(), TrainError> {
+        if self.collective.world_size() == 1 {
+            return Ok(());
+        }
+        let digest = state.sha256();
+        let words: Vec<u32> = digest
+            .chunks_exact(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+            .collect();
+        let vector: Vec<u32> =
+            words.iter().copied().chain(words.iter().map(|word| !word)).collect();
+        let id = CollectiveId {
+            generation: self.generation,
+            step: state.step,
+            attempt: 0,
+            content: Content::Digest,
+        };
+        let reduction = Reduction::maxima(vector.len());
+        self.collective.start(id, reduction, vector)?;
+        let vector = self.collective.finish()?;
+        let (largest, complement) = vector.split_at(words.len());
+        if largest.iter().zip(complement).any(|(&a, &b)| a != !b) {
+            return Err(TrainError::ReplicasDiffer { step: state.step });
+        }
+        Ok(())
+    }
+
+    fn regroup(
+        &mut self,
+        state: &mut TrainingState,
+        standing: Standing,
+        mut error: CollectiveError,
+    ) -> Result<Regrouped, TrainError> {
+        let mut changes = Vec::new();
+        loop {
+            let Some(views) = self.views.as_mut().filter(|_| error.is_about_the_group()) else {
+                return Err(error.into());
+            };
+            let Traffic { bytes_sent, bytes_received } = self.collective.traffic();
+            self.traffic_before.bytes_sent += bytes_sent;
+            self.traffic_before.bytes_received += bytes_received;
+            // The old group's thread must be gone before its address is used anew.
+            self.collective = Box::new(Solo::default());
+            let mut joined = views.next(&error)?;
+            self.collective = std::mem::replace(&mut joined.collective, Box::new(Solo::default()));
+            self.generation = joined.view.generation;
+            // A view may end before its members have agreed; what changed in it counts.
+            changes.append(&mut joined.view.changes);
+            // Vectors may have been lost with the old group, and ranks mean other workers now.
+            let world = self.collective.world_size();
+            self.vectors = empty_vectors(world);
+            self.packed = vec![Vec::new(); BUCKETS.len()];
+            self.waited = vec![vec![Duration::ZERO; world]; world];
+            match self.agree(state, standing, &joined) {
+                Ok(standing) => {
+                    let view = View { changes, ..joined.view };
+                    return Ok(Regrouped { view, rank: joined.rank, standing });
+                }
+                Err(TrainError::Collective(again)) => error = again,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn workers(&self) -> usize {
+        self.collective.world_size()
+    }
+
+    fn engine(&self) -> EngineDescription {
+        self.engine.description()
+    }
+
+    fn report(&self) -> UpdateReport {
+        let traffic = self.collective.traffic();
+        UpdateReport {
+            topology: if self.workers() == 1 { "solo" } else { "ring" },
+            algorithm: self.collective.algorithm(),
+            selections: self.collective.selections(),
+            traffic: Traffic {
+                bytes_sent: self.traffic_before.bytes_sent + traffic.bytes_sent,
+                bytes_received: self.traffic_before.bytes_received + traffic.bytes_received,
+            },
+            waited_ms: (self.waited.iter())
+                .map(|waits| waits.iter().copied().map(milliseconds).collect())
+                .collect(),
+            server: None,
+        }
+    }
+
+    fn close(self: Box<Self>) -> Result<(), TrainError> {
+        match self.collective.close() {
+            // Whoever needed something has a way to go on without this worker.
+            Err(error) if self.views.is_some() => {
+                tracing::debug!("the group broke when it was no longer needed: {error}");
+                Ok(())
+            }
+            closed => Ok(closed?),
+        }
+    }
+
+    fn abort(self: Box<Self>, reason: String) {
+        self.collective.abort(reason);
+    }
+}
+
+/// The sums and maxima of one step over the global batch.
+struct Reduced {
+    maxima: Maxima,
+    /// Loss in fixed point.
+    loss: i32,
+    samples: u32,
+    stop: bool,
+}
+
+/// Where a step's time went, over all attempts.
+#[derive(Default)]
+struct Spent {
+    compute: Duration,
+    comm: Duration,
+    comm_busy: Duration,
+}
+
+impl AllReduce {
+    /// Copies the state if this worker is behind, hands it out if it is the source, makes sure that
+    /// all hold the same, and finds out where everybody stands.
+    fn agree(
+        &mut self,
+        state: &mut TrainingState,
+        standing: Standing,
+        joined: &Joined,
+    ) -> Result<Standing, TrainError> {
+        let step = joined.view.start_step;
+        let content = Content::State;
+        let id = CollectiveId { generation: self.generation, step, attempt: 0, content };
+        let (reduction, words) = transfer::contribution(joined, state, standing);
+        self.collective.start(id, reduction, words)?;
+        let reduced = self.collective.finish()?;
+        if joined.is_behind() {
+            let copy = transfer::state(&self.config.optimizer, &reduced)?;
+            if let Some(views) = &mut self.views {
+                views.completing(self.generation, copy.step)?;
+            }
+            *state = copy;
+        }
+        self.check_replicas(state)?;
+        Ok(transfer::standing(&reduced))
+    }
+
+    /// Computes this worker's share of the gradient sums and reduces them over all workers,
+    /// bucket by bucket: the first bucket travels while the second is computed, unless `overlap`
+    /// is off. The reduced words are left in `self.vectors`.
+    fn reduce_gradients(
+        &mut self,
+        state: &TrainingState,
+        attempt: u32,
+        fixed_point: &FixedPoint,
+        spent: &mut Spent,
+    ) -> Result<Reduced, TrainError> {
+        let began = Instant::now();
+        let (step, wire) = (state.step, self.config.wire);
+        let collective = self.collective.as_mut();
+        let busy_before = collective.busy();
+        let batch = self.sampler.batch(step);
+        let (world, rank) = (collective.world_size(), collective.rank());
+        let mine = share(batch.len(), world, rank);
+        self.engine.begin_step(&state.parameters, &batch[mine], fixed_point)?;
+        let id = |index| CollectiveId {
+            generation: self.generation,
+            step,
+            attempt,
+            content: Content::Gradients(index as u32),
+        };
+        let mut start = |index: usize, vector: &mut Vec<u32>, packed: &mut Vec<u32>| {
+            let reduction = pack(wire, &BUCKETS[index], vector, packed);
+            collective.start(id(index), reduction, std::mem::take(packed))
+        };
+        for (index, bucket) in BUCKETS.iter().enumerate() {
+            let vector = &mut self.vectors[index];
+            let (words, control) = vector.split_at_mut(bucket.words());
+            self.engine.finish_bucket(index, words)?;
+            control.fill(0);
+            control[0] = u32::from(self.stop.load(Ordering::Relaxed));
+            control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
+            if self.overlap {
+                start(index, vector, &mut self.packed[index])?;
+            }
+        }
+        let computed = Instant::now();
+        if !self.overlap {
+            let vectors = self.vectors.iter_mut().zip(&mut self.packed);
+            for (index, (vector, packed)) in vectors.enumerate() {
+                start(index, vector, packed)?;
+            }
+        }
+        spent.compute += computed - began;
+        let vectors = self.vectors.iter_mut().zip(&mut self.packed);
+        for (bucket, (vector, packed)) in BUCKETS.iter().zip(vectors) {
+            *packed = collective.finish()?;
+            unpack(wire, bucket, packed, vector);
+        }
+        spent.comm += computed.elapsed();
+        spent.comm_busy += collective.busy().saturating_sub(busy_before);
+        self.note_waits();
+        Ok(self.parse_reduced())
+    }
+
+    /// All workers wait for the one that has computed longest, in the ring as in any all-reduce.
+    fn note_waits(&mut self) {
+        let (Some(bucket), Some(vector)) = (BUCKETS.last(), self.vectors.last()) else { return };
+        let computed = &vector[bucket.words() + 1..];
+        let Some((slowest, &longest)) = computed.iter().enumerate().max_by_key(|(_, us)| **us)
+        else {
+            return;
+        };
+        for (waits, &us) in self.waited.iter_mut().zip(computed) {
+            waits[slowest] += Duration::from_micros((longest - us).into());
+        }
+    }
+
+    /// Reads maxima and statistics out of the reduced vectors.
+    fn parse_reduced(&self) -> Reduced {
+        let mut reduced = Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
+        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
+            let maxima = &vector[bucket.sum_words()..bucket.words()];
+            for (tensor, &bits) in maxima[..bucket.tensors].iter().enumerate() {
+                reduced.maxima[bucket.first_tensor + tensor] = f32::from_bits(bits);
+            }
+            if bucket.statistics {
+                reduced.maxima[LOSS_SCALE] = f32::from_bits(maxima[bucket.tensors]);
+                let statistics = &vector[bucket.sum_words() - STATISTIC_WORDS..];
+                reduced.loss = statistics[0] as i32;
+                reduced.samples = statistics[2];
+            }
+            reduced.stop |= vector[bucket.words()] != 0;
+        }
+        reduced
+    }
+
+    /// Turns the reduced sums into mean gradients.
+    fn mean_gradients(&mut self, fixed_point: &FixedPoint, samples: u32) {
+        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
+            let first = bucket.parameter_range().start;
+            for (k, tensor) in bucket.tensor_specs().iter().enumerate() {
+                let sums = &vector[tensor.offset - first..tensor.offset - first + tensor.count];
+                let gradients = &mut self.gradients[tensor.range()];
+                fixed_point.mean(bucket.first_tensor + k, sums, samples, gradients);
+            }
+        }
+        debug_assert_eq!(TENSORS.len() + 1, SCALE_COUNT);
+    }
+
+    fn diverged(&self, step: u64) -> TrainError {
+        let lr = learning_rate(&self.config, step, self.total_steps);
+        TrainError::Diverged { step: step + 1, lr }
+    }
+}
+
+fn empty_vectors(world: usize) -> Vec<Vec<u32>> {
+    BUCKETS.iter().map(|bucket| vec![0; bucket.words() + control_words(world)]).collect()
+}
+
+/// Words behind a bucket's maxima, of which the maximum is taken too: whether a worker wants to stop,
+/// and for how many microseconds each worker has computed so far.
+const fn control_words(world: usize) -> usize {
+    1 + world
+}
+
+/// Makes what travels of a bucket's words and its control words, and tells how it is reduced. Sums of
+/// 32 bits travel as they are: the vector itself is handed over.
+fn pack(wire: Wire, bucket: &Bucket, vector: &mut Vec<u32>, packed: &mut Vec<u32>) -> Reduction {
+    let maxima = vector.len() - bucket.sum_words();
+    match wire {
+        Wire::I32 => {
+            std::mem::swap(vector, packed);
+            Reduction::new(bucket.sum_words(), maxima)
+        }
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at(bucket.parameter_range().len());
+            let pair_words = pairs::pair_words(sums.len());
+            packed.resize(pair_words + rest.len(), 0);
+            pairs::pack(sums, &mut packed[..pair_words]);
+            packed[pair_words..].copy_from_slice(rest);
+            let sum_words = rest.len() - maxima;
+            Reduction { pair_words, ..Reduction::new(sum_words, maxima) }
+        }
+    }
+}
+
+/// The reverse of [`pack`].
+fn unpack(wire: Wire, bucket: &Bucket, packed: &mut Vec<u32>, vector: &mut Vec<u32>) {
+    match wire {
+        Wire::I32 => std::mem::swap(vector, packed),
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at_mut(bucket.parameter_range().len());
+            let (pairs, statistics) = packed.split_at(pairs::pair_words(sums.len()));
+            pairs::unpack(pairs, sums);
+            rest.copy_from_slice(statistics);
+        }
+    }
+}

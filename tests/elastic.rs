@@ -1,0 +1,184 @@
+//! Runs that lose workers: the others go on, and the result is that of the quiet run.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use common::processes::{Launcher, exit_code, logged_steps, signal, stderr_of, wait_for, workers};
+use common::{params_sha256, train};
+
+/// A few seconds of training, so that the run is still under way when something happens to it.
+const RUN: &[&str] = &["--train-limit", "320", "--test-limit", "20", "--batch", "32"];
+const STEPS: &str = "240";
+
+/// The result of a run to which nothing happens, by a single worker.
+fn quiet_sha256() -> &'static str {
+    static QUIET: OnceLock<String> = OnceLock::new();
+    QUIET.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let fixed = ["--dataset", "synthetic", "--kernels", "reference", "--steps", STEPS];
+        let run = train(&folder.path().join("run"), &[&fixed, RUN].concat());
+        params_sha256(&run).to_owned()
+    })
+}
+
+/// Starts a run with so many workers and waits until it has made some steps.
+fn start(out: &Path, mark: &str, workers: usize, more: &[&str]) -> Launcher {
+    let count = workers.to_string();
+    let fixed = ["--workers", &count, "--steps", STEPS];
+    common::processes::start(out, mark, &[&fixed, RUN, more].concat())
+}
+
+fn run_json(out: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(out.join("run.json")).unwrap()).unwrap()
+}
+
+/// Waits for the run's end, which must be that of the quiet run, and returns `run.json`.
+fn finish(launcher: &mut Launcher, out: &Path) -> Value {
+    let code = exit_code(&mut launcher.0);
+    let text = stderr_of(&mut launcher.0);
+    assert_eq!(code, Some(0), "{text}");
+    let run = run_json(out);
+    assert_eq!(params_sha256(&run), quiet_sha256(), "{text}");
+    run
+}
+
+/// Signals the workers of these first ranks, a few steps into a run, and sees it through.
+fn survive(mark: &str, count: usize, ranks: &[usize], name: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut launcher = start(&out, mark, count, &[]);
+    let all = workers(mark);
+    assert_eq!(all.len(), count);
+    ranks.iter().for_each(|&rank| signal(all[rank], name));
+    let run = finish(&mut launcher, &out);
+    assert_eq!(run["workers"], count - ranks.len());
+    // The writer may have changed: each epoch is there once, and in order.
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let epochs: Vec<u64> = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["kind"] == "epoch")
+        .map(|line| line["epoch"].as_u64().unwrap())
+        .collect();
+    assert_eq!(epochs, (1..=24).collect::<Vec<_>>());
+    run
+}
+
+#[test]
+fn any_worker_may_be_killed() {
+    for rank in 0..3 {
+        let run = survive(&format!("any-{rank}"), 3, &[rank], "KILL");
+        let view = run["views"].as_array().unwrap().last().unwrap();
+        assert_eq!(view["generation"], 1);
+        assert_eq!(view["members"].as_array().unwrap().len(), 2);
+        assert_eq!(view["changes"][0]["id"], rank);
+        assert_eq!(view["changes"][0]["kind"], "left");
+        assert!(view["changes"][0]["why"].as_str().unwrap().contains("signal: 9"), "{view}");
+        assert!(view["stood_still_ms"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn two_may_be_killed_at_once() {
+    survive("two", 4, &[0, 2], "KILL");
+}
+
+#[test]
+fn the_last_one_goes_on() {
+    survive("last", 3, &[0, 1], "KILL");
+}
+
+#[test]
+fn a_terminated_worker_is_missed_as_little() {
+    let run = survive("terminated", 3, &[2], "TERM");
+    let why = run["views"].as_array().unwrap().last().unwrap()["changes"][0]["why"].clone();
+    assert!(why.as_str().unwrap().contains("signal: 15"), "{why}");
+}
+
+#[test]
+fn a_worker_that_stands_still_is_left_behind_and_never_wakes() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut launcher = start(&out, "still", 3, &["--failure-timeout", "1"]);
+    // The writer of the folder.
+    let victim = workers("still")[0];
+    signal(victim, "STOP");
+    wait_for("the end of the worker that stands still", || !workers("still").contains(&victim));
+    let run = finish(&mut launcher, &out);
+    assert_eq!(run["workers"], 2);
+}
+
+#[test]
+fn with_too_few_left_the_run_stops_and_can_be_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut launcher = start(&out, "few", 3, &["--min-workers", "3"]);
+    signal(workers("few")[1], "KILL");
+    assert_eq!(exit_code(&mut launcher.0), Some(5));
+    let text = stderr_of(&mut launcher.0);
+    assert!(text.contains("worker 1: ended without a word (signal: 9"), "{text}");
+    wait_for("the workers' end", || workers("few").is_empty());
+    let resumed = ["--resume", "auto", "--keep", "1", "--workers", "2"];
+    assert_eq!(params_sha256(&train(&out, &resumed)), quiet_sha256());
+    let checkpoints = std::fs::read_dir(&out).unwrap().filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with("checkpoint-")
+    });
+    assert_eq!(checkpoints.count(), 1);
+}
+
+#[test]
+fn a_lost_worker_is_replaced() {
+    let long = ["--dataset", "synthetic", "--kernels", "reference", "--steps", "700"];
+    let folder = tempfile::tempdir().unwrap();
+    let quiet = train(&folder.path().join("quiet"), &[&long, RUN].concat());
+    let out = folder.path().join("run");
+    let more = ["--workers", "3", "--steps", "700", "--restart", "1"];
+    let mut launcher = common::processes::start(&out, "restart", &[&more, RUN].concat());
+    signal(workers("restart")[0], "KILL");
+    let code = exit_code(&mut launcher.0);
+    let text = stderr_of(&mut launcher.0);
+    assert_eq!(code, Some(0), "{text}");
+    let run = run_json(&out);
+    assert_eq!(params_sha256(&run), params_sha256(&quiet), "{text}");
+    assert_eq!(run["workers"], 3, "{text}");
+    let view = run["views"].as_array().unwrap().last().unwrap();
+    assert_eq!(view["changes"][0]["kind"], "came", "{view}");
+}
+
+/// As many schedules as `ANNULET_ELASTIC_SCHEDULES` says, a few otherwise: workers are killed at
+/// random steps until one is left.
+#[test]
+fn random_schedules_end_with_the_quiet_runs_result() {
+    let count = std::env::var("ANNULET_ELASTIC_SCHEDULES")
+        .map_or(2, |text| text.parse().expect("ANNULET_ELASTIC_SCHEDULES is a number"));
+    for seed in 0..count {
+        // A linear congruential generator is random enough to choose victims.
+        let mut random = seed as u64 + 1;
+        let mut below = |bound: usize| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % bound
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let (out, mark) = (folder.path().join("run"), format!("random-{seed}"));
+        let size = 2 + below(3);
+        let mut launcher = start(&out, &mark, size, &[]);
+        let mut lines = 3;
+        for _ in 1..size {
+            lines += below(6);
+            wait_for("some steps", || logged_steps(&out) >= lines);
+            let left = workers(&mark);
+            signal(left[below(left.len())], "KILL");
+        }
+        let run = finish(&mut launcher, &out);
+        assert_eq!(run["workers"], 1, "seed {seed}");
+    }
+}
