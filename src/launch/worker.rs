@@ -222,8 +222,8 @@ pub fn run_worker(
             let LoadedDataset { dataset, origin, mut notices } =
                 plan.data.load(plan.config.seed)?;
             let dataset = Arc::new(dataset);
-            keeper.keep(dataset.clone());
             let (state, resumed) = initial_state(&plan, &dataset)?;
+            keeper.keep(dataset.clone());
             notices.extend(resumed);
             let digest = plan.config.digest(&dataset.sha256);
             let (network, step) = (plan.network.clone(), state.step);
