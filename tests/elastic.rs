@@ -152,8 +152,12 @@ fn a_lost_worker_is_replaced() {
     let run = run_json(&out);
     assert_eq!(params_sha256(&run), params_sha256(&quiet), "{text}");
     assert_eq!(run["workers"], 3, "{text}");
-    let view = run["views"].as_array().unwrap().last().unwrap();
-    assert_eq!(view["changes"][0]["kind"], "came", "{view}");
+    // In two views, or in one if the new worker was quick.
+    let changes = run["views"].as_array().unwrap().iter().flat_map(|view| {
+        let changes = view["changes"].as_array().unwrap();
+        changes.iter().map(|change| change["kind"].as_str().unwrap())
+    });
+    assert_eq!(changes.collect::<Vec<_>>(), ["left", "came"], "{run}");
 }
 
 /// As many schedules as `ANNULET_ELASTIC_SCHEDULES` says, a few otherwise: workers are killed at

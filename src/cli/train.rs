@@ -70,6 +70,13 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (servers, straggler) = arguments.topology.resolve(workers)?;
+    if servers.is_some() && (arguments.min_workers > 1 || arguments.restart > 0) {
+        return Err(CommandError::Usage(
+            "--min-workers and --restart belong to --topology ring: a server's workers are not \
+             replaced; leave them out"
+                .into(),
+        ));
+    }
     let network =
         NetworkPlan { servers, straggler, ..arguments.network.resolve(!arguments.no_overlap)? };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
