@@ -339,7 +339,7 @@ impl fmt::Display for StepReport {
         )?;
         for row in &self.rows {
             let Phases { indices, upload, wait, readback, dequantise, optimizer } = row.phases_ms;
-            let peak = row.peak_share.map_or("-".to_owned(), |share| percent(share));
+            let peak = row.peak_share.map_or("-".to_owned(), percent);
             writeln!(
                 f,
                 "{:>7} {:>9} {:>9.0} {:>8.2} {:>8.2} {peak:>6} {:>6} | {indices:>7.3} \

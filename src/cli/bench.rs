@@ -28,7 +28,7 @@ use super::output::{json, note, result};
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Time the all-reduce among local processes: nccl-tests' flags and columns
-    Collective(CollectiveArguments),
+    Collective(Box<CollectiveArguments>),
     /// Time the training step of one worker: by phase, by kernel, as a share of the peak
     Step(StepArguments),
 }
@@ -159,7 +159,7 @@ pub unsafe fn run(command: BenchCommand) -> Result<(), CommandError> {
         // SAFETY: the caller's promise.
         BenchCommand::Step(arguments) => unsafe { step(arguments) },
         BenchCommand::Collective(arguments) if arguments.launched => Ok(follow_orders()?),
-        BenchCommand::Collective(arguments) => collective(arguments),
+        BenchCommand::Collective(arguments) => collective(*arguments),
     }
 }
 
