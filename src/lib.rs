@@ -10,16 +10,16 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`config`] | the validated run configuration and its digest |
-//! | [`protocol`] | decisions without IO: collectives, parameter servers and membership as state machines, the cost model |
+//! | [`protocol`] | decisions without IO: collectives, parameter servers and membership as state machines, the cost model, the emulated link |
 //! | [`model`] | LeNet as data: layers, shapes, parameter layout, initial values |
 //! | [`numerics`] | exact fixed-point sums, the optimizer in strict `f32` |
 //! | [`reference`](mod@reference) | forward and backward in plain Rust: the oracle of the shaders |
 //! | [`data`] | IDX files, the synthetic digits, the sample order |
 //! | [`gpu`] | the wgpu shell: adapters, kernels, the gradient engine |
-//! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives, the star |
+//! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives, the star, the emulated card |
 //! | [`train`] | the trainer, steps by all-reduce or by parameter servers, evaluation, checkpoints, metrics |
 //! | [`launch`] | local processes and threads: workers and servers |
-//! | [`bench`](mod@bench) | benchmarks: the collective among local processes, statistics |
+//! | [`bench`](mod@bench) | benchmarks: a worker's step, the collective, statistics |
 //! | [`cli`] | one file a subcommand |
 //!
 //! # The layering rule
@@ -31,8 +31,9 @@
 //! ```
 //!
 //! `gpu` and `net` never see each other; `train` knows them through two traits,
-//! [`train::engine::GradientEngine`] and [`train::collective::Collective`].
-
+//! [`train::engine::GradientEngine`] and [`train::collective::Collective`], and by the nodes of a
+//! [`net::Star`]. How a step is made, by all-reduce or by parameter servers, is an
+//! [`train::update::Update`].
 //!
 //! # The collective alone
 //!

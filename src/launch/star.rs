@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use crate::data::{Dataset, DatasetPromise, LoadedDataset};
+use crate::data::{Dataset, DatasetChoice, DatasetPromise, LoadedDataset};
 use crate::net::{ClusterKey, PeerAddress, Star, StarOptions};
 use crate::protocol::star::Message;
 use crate::train::event::{Event, Observer};
@@ -71,7 +71,8 @@ pub fn run_served_worker(
     let (rank, workers, servers) = (place.node, place.workers, place.servers.len());
     assert!(rank < workers, "a worker's place");
     plan.config.validate()?;
-    let dataset = Arc::new(load(&plan, observer)?);
+    let (dataset, _) = load(&plan, observer)?;
+    let dataset = Arc::new(dataset);
     // The servers are joined while kernels are compiled, as in a ring.
     let (sender, joined) = sync_channel(1);
     let (joining_plan, joining_dataset) = (plan.clone(), dataset.clone());
@@ -105,10 +106,7 @@ pub fn run_server(
     if let (Some(folder), None) = (&plan.folder, &plan.resume) {
         RunFolder::check_free(&folder.path)?;
     }
-    let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
-    for text in notices {
-        observer.event(Event::Notice { text });
-    }
+    let (dataset, origin) = load(&plan, observer)?;
     let (state, resumed) = initial_state(&plan, &dataset)?;
     if let Some(text) = resumed {
         observer.event(Event::Notice { text });
@@ -162,10 +160,14 @@ fn members(place: &StarPlace) -> Vec<String> {
     workers.chain(servers).collect()
 }
 
-fn load(plan: &WorkerPlan, observer: &mut dyn Observer) -> Result<Dataset, LaunchError> {
-    let LoadedDataset { dataset, notices, .. } = plan.data.load(plan.config.seed)?;
+/// The data set and where it was found; the observer is told what there is to tell of it.
+fn load(
+    plan: &WorkerPlan,
+    observer: &mut dyn Observer,
+) -> Result<(Dataset, DatasetChoice), LaunchError> {
+    let LoadedDataset { dataset, origin, notices } = plan.data.load(plan.config.seed)?;
     for text in notices {
         observer.event(Event::Notice { text });
     }
-    Ok(dataset)
+    Ok((dataset, origin))
 }

@@ -1,6 +1,6 @@
 //! The same workers as threads of one process: for tests and for users of the library.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -35,13 +35,7 @@ pub fn train_in_threads(
         return train_around_servers(plan, workers, servers, started_at, observer);
     }
     let key = ClusterKey::generate()?;
-    let mut sockets = Vec::with_capacity(workers);
-    let mut addresses = Vec::with_capacity(workers);
-    for _ in 0..workers {
-        let (socket, address) = bind_loopback()?;
-        sockets.push(socket);
-        addresses.push(vec![address]);
-    }
+    let (sockets, addresses) = bind_all(workers)?;
     std::thread::scope(|scope| {
         let mut observer = Some(observer);
         let threads: Vec<_> = sockets
@@ -88,13 +82,7 @@ fn train_around_servers(
     observer: &mut (dyn Observer + Send),
 ) -> Result<RunSummary, LaunchError> {
     let key = ClusterKey::generate()?;
-    let mut sockets = Vec::with_capacity(workers + servers.servers);
-    let mut addresses = Vec::with_capacity(workers + servers.servers);
-    for _ in 0..workers + servers.servers {
-        let (socket, address) = bind_loopback()?;
-        sockets.push(socket);
-        addresses.push(vec![address]);
-    }
+    let (sockets, addresses) = bind_all(workers + servers.servers)?;
     let server_addresses = peer_addresses(&addresses[workers..]);
     std::thread::scope(|scope| {
         let mut observer = Some(observer);
@@ -158,8 +146,14 @@ fn first_cause(results: Vec<Result<RunSummary, LaunchError>>) -> Result<RunSumma
     }
 }
 
+/// So many sockets on loopback, and the addresses at which each is reached.
+fn bind_all(count: usize) -> Result<(Vec<UdpSocket>, Vec<Vec<SocketAddr>>), LaunchError> {
+    let bound = (0..count).map(|_| bind_loopback().map(|(socket, at)| (socket, vec![at])));
+    bound.collect()
+}
+
 /// A socket on loopback, at a port that the system chooses.
-pub fn bind_loopback() -> Result<(UdpSocket, std::net::SocketAddr), LaunchError> {
+pub fn bind_loopback() -> Result<(UdpSocket, SocketAddr), LaunchError> {
     const ADDRESS: &str = "127.0.0.1:0";
     let bind = |source| LaunchError::Bind { address: ADDRESS.into(), source };
     let socket = UdpSocket::bind(ADDRESS).map_err(bind)?;
