@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["bench", "launch"],
-    &["train"],
+    &["train", "simulate"],
     &["gpu", "net"],
     &["reference", "data", "numerics"],
     &["protocol", "model", "config"],

@@ -1,0 +1,188 @@
+//! What is compared: how many workers, in which topology, over which link, computing for how long.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::exchange::Strategy;
+use crate::protocol::link::LinkProfile;
+use crate::protocol::parameter_server::Mode;
+
+/// One cell of a sweep.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scenario {
+    pub workers: usize,
+    pub topology: Topology,
+    /// Each node has one card of this kind.
+    pub link: LinkProfile,
+    pub compute: Compute,
+    /// Elements of the gradient, 4 bytes each.
+    pub elements: usize,
+    /// A worker that is slower than the others.
+    pub straggler: Option<Slowdown>,
+}
+
+/// Who adds up gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// The workers among themselves.
+    AllReduce(Strategy),
+    /// So many parameter servers, each with an equal slice.
+    Servers { mode: Mode, servers: ServerCount },
+}
+
+/// How many parameter servers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServerCount {
+    Fixed(usize),
+    /// As many as workers.
+    Workers,
+}
+
+/// How long a worker computes in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compute {
+    /// As long as the kernels take on this machine.
+    Kernels,
+    /// So long for the whole batch by one worker, without using the CPU; each worker takes its
+    /// share of it.
+    Synthetic { batch: Duration },
+}
+
+/// A worker whose computing takes longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slowdown {
+    pub rank: usize,
+    /// Added to each step.
+    pub delay: Duration,
+}
+
+impl Scenario {
+    /// Nodes that are parameter servers and nothing else.
+    pub fn servers(&self) -> usize {
+        match self.topology {
+            Topology::AllReduce(_) => 0,
+            Topology::Servers { servers: ServerCount::Fixed(count), .. } => count,
+            Topology::Servers { servers: ServerCount::Workers, .. } => self.workers,
+        }
+    }
+
+    /// Bytes of the gradient.
+    pub fn bytes(&self) -> u64 {
+        4 * self.elements as u64
+    }
+}
+
+/// What is wrong with a topology's text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is no topology; write ring, halving-doubling, direct, auto, or server, async, \
+     staleness=S, backup=K, each with *N or *workers for several servers, such as server*4"
+)]
+pub struct ScenarioSyntaxError {
+    text: String,
+}
+
+impl FromStr for Topology {
+    type Err = ScenarioSyntaxError;
+
+    fn from_str(text: &str) -> Result<Topology, ScenarioSyntaxError> {
+        let parse = || {
+            let all_reduce = Strategy::ALL.into_iter().find(|strategy| strategy.name() == text);
+            if let Some(strategy) = all_reduce {
+                return Some(Topology::AllReduce(strategy));
+            }
+            let (mode, servers) = match text.split_once('*') {
+                None => (text, ServerCount::Fixed(1)),
+                Some((mode, "workers")) => (mode, ServerCount::Workers),
+                Some((mode, count)) => {
+                    let count = count.parse().ok().filter(|&count| count > 0)?;
+                    (mode, ServerCount::Fixed(count))
+                }
+            };
+            let mode = match mode.split_once('=') {
+                None if mode == "server" => Mode::Sync,
+                None if mode == "async" => Mode::Async { bound: None },
+                Some(("staleness", bound)) => Mode::bounded(bound.parse().ok()?),
+                Some(("backup", spare)) => Mode::backup(spare.parse().ok()?),
+                _ => return None,
+            };
+            Some(Topology::Servers { mode, servers })
+        };
+        parse().ok_or_else(|| ScenarioSyntaxError { text: text.to_owned() })
+    }
+}
+
+/// As it is parsed.
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mode, servers) = match self {
+            Topology::AllReduce(strategy) => return f.pad(strategy.name()),
+            Topology::Servers { mode, servers } => (mode, servers),
+        };
+        let mode = match mode {
+            Mode::Sync => "server".to_owned(),
+            Mode::Async { bound: None } => "async".to_owned(),
+            Mode::Async { bound: Some(bound) } => format!("staleness={bound}"),
+            Mode::Backup { spare } => format!("backup={spare}"),
+        };
+        match servers {
+            ServerCount::Fixed(1) => f.pad(&mode),
+            ServerCount::Fixed(count) => f.pad(&format!("{mode}*{count}")),
+            ServerCount::Workers => f.pad(&format!("{mode}*workers")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_topology_is_read_as_it_is_written() {
+        let texts = [
+            "ring",
+            "halving-doubling",
+            "direct",
+            "auto",
+            "server",
+            "server*4",
+            "server*workers",
+            "async",
+            "staleness=3*2",
+            "backup=1",
+        ];
+        for text in texts {
+            assert_eq!(text.parse::<Topology>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_topology_is_refused_with_its_text() {
+        for text in ["", "rings", "server*0", "server*x", "staleness", "backup=-1", "ring*2"] {
+            let error = text.parse::<Topology>().unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{text:?} is no topology")), "{error}");
+        }
+    }
+
+    #[test]
+    fn servers_are_counted() {
+        let scenario = |topology: &str| Scenario {
+            workers: 3,
+            topology: topology.parse().unwrap(),
+            link: "lan-1g".parse().unwrap(),
+            compute: Compute::Kernels,
+            elements: 10,
+            straggler: None,
+        };
+        let servers =
+            ["ring", "server", "server*2", "async*workers"].map(|t| scenario(t).servers());
+        assert_eq!(servers, [0, 1, 2, 3]);
+        assert_eq!(scenario("ring").bytes(), 40);
+    }
+}
