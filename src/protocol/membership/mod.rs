@@ -32,6 +32,7 @@ mod member;
 mod message;
 mod proposal;
 mod propose;
+mod receive;
 mod settings;
 pub mod successor;
 mod view;
