@@ -1,11 +1,13 @@
 //! Starting workers: one in this process, several as child processes, or several as threads.
 
 pub mod adapters;
+mod arbitration;
 pub mod driver_environment;
 pub mod elastic;
 pub mod local;
 pub mod pipe;
 mod process;
+mod spawner;
 pub mod star;
 pub mod threads;
 pub mod worker;
