@@ -242,7 +242,8 @@ impl Run {
         Ok(report)
     }
 
-    /// Says after the first step which algorithms were chosen, if there was a choice.
+    /// Says after the first step which algorithms the run begins with, if there was a choice; which
+    /// ones it settled on is in the summary.
     fn tell_selections(&self, observer: &mut dyn Observer) {
         let chosen: Vec<String> = self
             .trainer
@@ -256,7 +257,10 @@ impl Run {
             })
             .collect();
         if !chosen.is_empty() {
-            let text = format!("fastest by the cost model: {}", chosen.join(", "));
+            let text = format!(
+                "to begin with, by the cost model: {}; what comes close to it is tried next",
+                chosen.join(", ")
+            );
             observer.event(Event::Notice { text });
         }
     }
