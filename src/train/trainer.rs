@@ -131,7 +131,7 @@ pub struct Trainer {
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
-    /// The run's folder, for a worker that writes nothing unless it becomes rank 0.
+    /// The run's folder, for a worker that may come to write for all: whenever it becomes rank 0.
     pub heir_of: Option<PathBuf>,
     /// Comes into a run under way: the state is replaced by the others'.
     pub joins: bool,
@@ -265,7 +265,7 @@ impl Run {
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
-                self.trainer.folder = None;
+                (self.trainer.folder, self.trainer.heir_of) = (None, None);
                 self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
@@ -358,6 +358,9 @@ impl Run {
                 folder.append(&MetricsLine::Epoch(report.clone()))?;
             }
             self.trainer.folder = Some(folder);
+        } else if rank != 0 {
+            // It was left behind and has come again: others write now.
+            self.trainer.folder = None;
         }
         let seconds = stood_still.as_secs_f64();
         let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
