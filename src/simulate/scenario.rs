@@ -52,6 +52,14 @@ pub enum Compute {
     /// So long for the whole batch by one worker, without using the CPU; each worker takes its
     /// share of it.
     Synthetic { batch: Duration },
+    /// As long as the steps of a run that was recorded, drawn at random with their jitter; likewise
+    /// without using the CPU.
+    Trace {
+        /// The whole batch by one worker, on average.
+        batch: Duration,
+        /// Tells traces apart.
+        digest: u32,
+    },
 }
 
 /// A worker whose computing takes longer.
@@ -69,6 +77,33 @@ impl Scenario {
             Topology::AllReduce(_) => 0,
             Topology::Servers { servers: ServerCount::Fixed(count), .. } => count,
             Topology::Servers { servers: ServerCount::Workers, .. } => self.workers,
+        }
+    }
+
+    /// Whether so many workers can be in this topology: of backup workers at least one must count.
+    pub fn is_possible(&self) -> bool {
+        !matches!(self.topology,
+            Topology::Servers { mode: Mode::Backup { spare }, .. } if spare >= self.workers)
+    }
+
+    /// How long a step would take if messages cost nothing, given what each worker computes in one,
+    /// in any unit: as long as the slowest worker whose gradients are waited for.
+    ///
+    /// # Panics
+    /// If there are no workers.
+    pub fn step_without_messages(&self, compute: &[f64]) -> f64 {
+        let mut sorted = compute.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        match self.topology {
+            // Nobody waits: as many pushes as workers are a step.
+            Topology::Servers { mode: Mode::Async { bound: None }, .. } => {
+                sorted.len() as f64 / sorted.iter().map(|time| 1.0 / time).sum::<f64>()
+            }
+            Topology::Servers { mode: Mode::Backup { spare }, .. } => {
+                sorted[sorted.len().saturating_sub(1 + spare)]
+            }
+            // Within the bound a fast worker runs ahead once, and then waits like all others.
+            _ => sorted[sorted.len() - 1],
         }
     }
 
@@ -184,5 +219,23 @@ mod tests {
             ["ring", "server", "server*2", "async*workers"].map(|t| scenario(t).servers());
         assert_eq!(servers, [0, 1, 2, 3]);
         assert_eq!(scenario("ring").bytes(), 40);
+    }
+
+    #[test]
+    fn a_step_without_messages_takes_as_long_as_whom_one_waits_for() {
+        let scenario = |topology: &str| Scenario {
+            workers: 3,
+            topology: topology.parse().unwrap(),
+            link: "lan-1g".parse().unwrap(),
+            compute: Compute::Kernels,
+            elements: 10,
+            straggler: None,
+        };
+        let step = |topology| scenario(topology).step_without_messages(&[4.0, 1.0, 2.0]);
+        assert_eq!(step("ring"), 4.0);
+        assert_eq!(step("staleness=3"), 4.0);
+        assert_eq!(step("backup=1"), 2.0);
+        assert_eq!(step("async"), 3.0 / 1.75);
+        assert!(scenario("backup=2").is_possible() && !scenario("backup=3").is_possible());
     }
 }
