@@ -3,7 +3,9 @@
 
 use std::net::SocketAddr;
 
-use crate::protocol::membership::{Arbiter, ArbiterAction, Member, MemberId, Message, Party, View};
+use crate::protocol::membership::{
+    Arbiter, ArbiterAction, LEAVES, Member, MemberId, Message, Party, View,
+};
 use crate::train::event::{Event, Observer};
 
 use super::local::Supervisor;
@@ -33,11 +35,17 @@ impl Supervisor<'_> {
     pub(super) fn pass_on(
         &mut self,
         rank: usize,
+        from: MemberId,
         to: Party,
         message: Message,
         observer: &mut dyn Observer,
     ) {
-        let from = MemberId(rank as u64);
+        let child = &mut self.children.list[rank];
+        if from.process() as usize != rank {
+            return;
+        }
+        // Whoever speaks is awake.
+        (child.id, child.left_behind) = (from, false);
         match to {
             Party::Member(id) => {
                 let message = ToWorker::Message { from: Party::Member(from), message };
@@ -53,51 +61,54 @@ impl Supervisor<'_> {
                             let from = Party::Launcher;
                             self.tell(to, &ToWorker::Message { from, message });
                         }
-                        ArbiterAction::Chosen(view) => self.fence(&view, observer),
+                        ArbiterAction::Chosen(view) => self.note_view(&view, observer),
                     }
                 }
             }
         }
     }
 
-    /// Ends the processes that a new view has left behind. A worker that has only stood still would
-    /// otherwise wake up one day and write over what the others did since.
-    fn fence(&mut self, view: &View, observer: &mut dyn Observer) {
+    /// Notes the members of a new view. A worker that stood still and was left behind is left alone:
+    /// once it wakes up it hears of the view, and asks to come again.
+    fn note_view(&mut self, view: &View, observer: &mut dyn Observer) {
         let before = std::mem::replace(&mut self.members, view.ids().collect());
-        for (id, child) in (0..).map(MemberId).zip(&mut self.children.list) {
-            if child.ended.is_none() && before.contains(&id) && !view.contains(id) {
-                let text = format!("{id} was left behind and is ended: it could not be heard");
+        for child in self.children.list.iter_mut().filter(|child| child.ended.is_none()) {
+            let why = view.changes.iter().find(|change| change.id == child.id);
+            let was_lost = why.is_some_and(|change| change.why != LEAVES);
+            if before.contains(&child.id) && !view.contains(child.id) && was_lost {
+                let text = format!("{} was left behind: it could not be heard", child.id);
                 observer.event(Event::Notice { text });
-                child.explained = true;
-                child.kill();
+                child.left_behind = true;
             }
         }
     }
 
     /// Tells those that still work that a worker has ended, and which others have before it.
     pub(super) fn report_ended(&mut self, rank: usize, observer: &mut dyn Observer) {
-        let ended: Vec<(MemberId, String)> = (0..)
-            .map(MemberId)
-            .zip(&self.children.list)
-            .filter_map(|(id, child)| Some((id, child.ended.clone()?)))
-            .collect();
-        let left = self.children.list.len() - ended.len();
+        let children = &self.children.list;
+        let ended: Vec<(MemberId, String)> =
+            children.iter().filter_map(|child| Some((child.id, child.ended.clone()?))).collect();
+        let left = self.members.iter().filter(|&&id| !self.has_ended(id)).count();
         if self.training && left > 0 {
-            let why = self.children.list[rank].ended.clone().unwrap_or_default();
-            let text = format!("worker {rank} is lost: {why}; {left} go on");
+            let (id, why) = (children[rank].id, children[rank].ended.clone().unwrap_or_default());
+            let text = format!("{id} is lost: {why}; {left} go on");
             observer.event(Event::Notice { text });
         }
         for (id, why) in ended {
             let exited = ToWorker::Exited { id, why };
-            for child in self.children.list.iter_mut().filter(|child| child.ended.is_none()) {
-                child.send(&exited);
-            }
+            self.children.awake().for_each(|child| child.send(&exited));
         }
     }
 
+    /// Whether the process of this member is gone.
+    pub(super) fn has_ended(&self, id: MemberId) -> bool {
+        let child = self.children.list.get(id.process() as usize);
+        child.is_none_or(|child| child.ended.is_some())
+    }
+
     fn tell(&mut self, to: MemberId, message: &ToWorker) {
-        let child = usize::try_from(to.0).ok().and_then(|at| self.children.list.get_mut(at));
-        if let Some(child) = child.filter(|child| child.ended.is_none()) {
+        let child = self.children.list.get_mut(to.process() as usize);
+        if let Some(child) = child.filter(|child| child.ended.is_none() && !child.left_behind) {
             child.send(message);
         }
     }

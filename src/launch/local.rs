@@ -139,10 +139,9 @@ impl Supervisor<'_> {
 
     /// Whether somebody is left who has a part in the newest view.
     fn works(&self) -> bool {
-        let ended = |index: usize| self.children.list[index].ended.is_some();
         match self.arbiter {
             // Joiners alone have nothing to join.
-            Some(_) => self.members.iter().any(|id| !ended(id.0 as usize)),
+            Some(_) => self.members.iter().any(|&id| !self.has_ended(id)),
             None => self.open > 0,
         }
     }
@@ -163,7 +162,7 @@ impl Supervisor<'_> {
             }
             if stop.load(Ordering::Relaxed) && !self.stopping {
                 self.stopping = true;
-                self.children.list.iter_mut().for_each(|child| child.send(&ToWorker::Stop));
+                self.children.awake().for_each(|child| child.send(&ToWorker::Stop));
             }
             if self.bound.iter().any(Option::is_none) && started_at.elapsed() > BIND_TIMEOUT {
                 let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
@@ -214,8 +213,8 @@ impl Supervisor<'_> {
                 // Every worker has the same news; one of them tells.
                 observer.event(body);
             }
-            News::Message(FromWorker::Message { to, message }) => {
-                self.pass_on(rank, to, message, observer);
+            News::Message(FromWorker::Message { from, to, message }) => {
+                self.pass_on(rank, from, to, message, observer);
             }
             News::Message(FromWorker::Failed { message, exit_code }) => {
                 self.children.list[rank].explained = true;

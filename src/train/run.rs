@@ -103,7 +103,7 @@ impl Run {
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
-                self.trainer.folder = None;
+                (self.trainer.folder, self.trainer.heir_of) = (None, None);
                 self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
@@ -196,6 +196,9 @@ impl Run {
                 folder.append(&MetricsLine::Epoch(report.clone()))?;
             }
             self.trainer.folder = Some(folder);
+        } else if rank != 0 {
+            // It was left behind and has come again: others write now.
+            self.trainer.folder = None;
         }
         let seconds = stood_still.as_secs_f64();
         let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");

@@ -339,4 +339,4 @@ impl Membership {
 }
 
 /// The reason of a planned leave.
-pub(super) const LEAVES: &str = "it was asked to leave";
+pub const LEAVES: &str = "it was asked to leave";

@@ -40,7 +40,7 @@ mod view;
 pub use acceptor::Acceptor;
 pub use action::{Action, Ending};
 pub use arbiter::{Arbiter, ArbiterAction};
-pub use member::Membership;
+pub use member::{LEAVES, Membership};
 pub use message::{Ballot, Message, Party};
 pub use proposal::Acceptors;
 pub use settings::Settings;
