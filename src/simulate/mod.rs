@@ -7,4 +7,6 @@ pub mod cell;
 pub mod scenario;
 
 pub use cell::{Cell, CellSource, NodeBytes, Staleness, StepTimes};
-pub use scenario::{Compute, Scenario, ScenarioSyntaxError, Slowdown, Topology};
+pub use scenario::{
+    Compute, ComputeSyntaxError, Scenario, ScenarioSyntaxError, ServerCount, Slowdown, Topology,
+};
