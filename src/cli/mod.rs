@@ -16,6 +16,7 @@ mod output;
 mod predict;
 mod progress;
 mod run_flags;
+mod scenario_flags;
 mod server;
 mod topology_flags;
 mod train;
