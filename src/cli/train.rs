@@ -155,6 +155,7 @@ pub fn plan_worker(
             config: table,
             checkpoint_every: output.checkpoint_every,
             keep: output.keep,
+            is_own: false,
         }),
     })
 }

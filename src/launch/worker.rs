@@ -16,7 +16,7 @@ use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
 use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
 use crate::model::ModelKind;
-use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
+use crate::net::{ClusterKey, GroupOptions, PeerAddress, Station, TransportSettings};
 use crate::protocol::exchange::Strategy;
 use crate::reference::engine::ReferenceEngine;
 use crate::train::all_reduce::{AllReduce, AllReduceParts};
@@ -28,11 +28,11 @@ use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
 use crate::train::straggler::Straggler;
-use crate::train::trainer::{Trainer, TrainingState};
+use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
 use super::LaunchError;
-use super::elastic::{ElasticPlace, LaunchedViews};
+use super::elastic::{ElasticPlace, ElasticViews, Started, Way};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -92,17 +92,39 @@ pub struct FolderPlan {
     /// So many of the newest checkpoints are kept; none: all.
     #[serde(default)]
     pub keep: Option<NonZero<usize>>,
+    /// Whether the folder is this worker's own, and not that of all workers of this machine.
+    #[serde(default)]
+    pub is_own: bool,
 }
 
-/// Joins the other workers, given the digest of the configuration and the data, and the steps
-/// completed so far.
-type Connect = Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+/// Everything that decides the result.
+pub struct Terms {
+    pub digest: [u8; 32],
+    /// Each part by its name, to say which one differs.
+    pub by_name: Vec<(String, String)>,
+}
+
+impl Terms {
+    fn of(config: &RunConfig, dataset: &Dataset) -> Terms {
+        let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
+        let fields = serde_json::to_value(config).unwrap_or_default();
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            by_name.push((name.clone(), value.to_string()));
+        }
+        Terms { digest: config.digest(&dataset.sha256), by_name }
+    }
+}
+
+/// Joins the other workers, given the terms and the steps completed so far.
+type Connect = Box<dyn FnOnce(Terms, NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
 
 /// A worker's connection to the others.
 struct Connected {
     collective: Box<dyn Collective>,
     /// How it goes on when the group breaks, if it does.
     views: Option<Box<dyn Views>>,
+    /// What it speaks to the others by, in all their views.
+    station: Option<Arc<Station>>,
 }
 
 /// A worker's place among the others.
@@ -154,7 +176,8 @@ impl Membership {
             rank: Some(0),
             members: vec!["this process".into()],
             connect: Box::new(|_, _, _| {
-                Ok(Connected { collective: Box::new(Solo::default()), views: None })
+                let collective = Box::new(Solo::default());
+                Ok(Connected { collective, views: None, station: None })
             }),
         }
     }
@@ -168,9 +191,9 @@ impl Membership {
             workers: place.peers.len(),
             rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
-            connect: Box::new(move |config_digest, network, _| {
-                let group = Group::join(place.options(config_digest, network))?;
-                Ok(Connected { collective: Box::new(group), views: None })
+            connect: Box::new(move |terms, network, _| {
+                let collective = Box::new(Group::join(place.options(terms.digest, network))?);
+                Ok(Connected { collective, views: None, station: None })
             }),
         }
     }
@@ -179,17 +202,25 @@ impl Membership {
     pub fn elastic(place: ElasticPlace) -> Membership {
         let members = place.first.iter().flat_map(|view| &view.members);
         let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
+        let workers = match (members.len(), &place.way) {
+            (0, Way::Launcher(_)) => place.settings.members_max,
+            // It does not know yet how many there are; with it there are two at least.
+            (0, Way::Network { .. }) => 2,
+            (members, _) => members,
+        };
         Membership {
-            workers: if members.is_empty() { place.settings.members_max } else { members.len() },
+            workers,
             rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
             members,
-            connect: Box::new(move |config_digest, network, step| {
-                let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
+            connect: Box::new(move |terms, network, step| {
+                let started = ElasticViews::start(place, terms, network, step)?;
+                let Started { group, views, station } = started;
                 let collective: Box<dyn Collective> = match group {
                     Some(group) => Box::new(group),
                     None => Box::new(Solo::default()),
                 };
-                Ok(Connected { collective, views: Some(Box::new(views)) })
+                let views: Option<Box<dyn Views>> = Some(Box::new(views));
+                Ok(Connected { collective, views, station: Some(station) })
             }),
         }
     }
@@ -210,8 +241,11 @@ pub fn run_worker(
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
     let Membership { workers, rank, members, connect } = membership;
-    if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
-        RunFolder::check_free(&folder.path)?;
+    match (&plan.folder, &plan.resume, rank) {
+        (Some(folder), None, Some(0)) => RunFolder::check_free(&folder.path)?,
+        // Others may be writing to the same folder by now.
+        (Some(folder), None, _) => RunFolder::check_unfinished(&folder.path)?,
+        _ => {}
     }
     // Data are read and the others are joined while kernels are compiled. If joining fails the
     // thread is left to itself: whoever it reaches then hears that this worker has left.
@@ -225,10 +259,10 @@ pub fn run_worker(
             let (state, resumed) = initial_state(&plan, &dataset)?;
             keeper.keep(dataset.clone());
             notices.extend(resumed);
-            let digest = plan.config.digest(&dataset.sha256);
+            let terms = Terms::of(&plan.config, &dataset);
             let (network, step) = (plan.network.clone(), state.step);
             let join = move || {
-                let _ = sender.send(connect(digest, network, step));
+                let _ = sender.send(connect(terms, network, step));
             };
             // Nobody is to wait for a worker that comes later.
             let later = match rank {
@@ -253,12 +287,16 @@ pub fn run_worker(
         std::thread::spawn(join);
     }
     let data = plan.data.pinned(&origin);
-    let Connected { collective, views } =
+    let Connected { collective, views, station } =
         joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
     let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
-    let heir_of = plan.folder.as_ref().map(|folder| folder.path.clone());
+    let heir = plan.folder.as_ref().map(|folder| Heir {
+        path: folder.path.clone(),
+        config_toml: folder.config_toml(&data),
+        is_own: folder.is_own,
+    });
     let folder = plan
         .folder
         .as_ref()
@@ -287,10 +325,15 @@ pub fn run_worker(
         checkpoints_kept,
         started_at,
         members,
-        heir_of,
+        heir,
         joins: rank.is_none(),
     };
-    Ok(trainer.run(observer)?)
+    let result = trainer.run(observer).map_err(LaunchError::from);
+    if let Some(station) = station {
+        let failure = result.as_ref().err().filter(|error| !error.is_leave());
+        station.part(failure.map(ToString::to_string));
+    }
+    result
 }
 
 /// What an engine is to compute, and on what.
@@ -399,6 +442,16 @@ fn check_resumable(path: &Path, made: &RunConfig, asked: &RunConfig) -> Result<(
     }
 }
 
+impl FolderPlan {
+    fn config_toml(&self, data: &DataPlan) -> String {
+        let mut config = self.config.clone();
+        if let Some(dataset) = &data.dataset {
+            config.insert("dataset".into(), dataset.clone().into());
+        }
+        config.to_string()
+    }
+}
+
 /// A run goes on in its own folder; any other folder must be free.
 pub(super) fn open_folder(
     folder: &FolderPlan,
@@ -406,11 +459,7 @@ pub(super) fn open_folder(
     data: &DataPlan,
     step: u64,
 ) -> Result<RunFolder, LaunchError> {
-    let mut config = folder.config.clone();
-    if let Some(dataset) = &data.dataset {
-        config.insert("dataset".into(), dataset.clone().into());
-    }
-    let text = config.to_string();
+    let text = folder.config_toml(data);
     let own = resume.is_some_and(|checkpoint| {
         let parent = checkpoint.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned));
         parent.is_some() && parent == folder.path.canonicalize().ok()
