@@ -9,9 +9,9 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::config::{Kernels, RunConfig};
-use crate::data::sampler::share;
 use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
 use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
@@ -27,7 +27,7 @@ use crate::train::event::{Event, Observer};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
-use crate::train::straggler::Straggler;
+use crate::train::straggler::{Slowness, Straggler};
 use crate::train::trainer::{Trainer, TrainingState};
 use crate::train::views::Views;
 
@@ -61,13 +61,33 @@ pub struct NetworkPlan {
     /// Parameter servers; none: the workers exchange gradients among themselves.
     pub servers: Option<ServerPlan>,
     pub straggler: Option<StragglerPlan>,
+    /// The shares follow the workers' speeds and change once in so many steps at most; none: they
+    /// stay equal. The same for all workers; of no matter to servers.
+    pub rebalance: Option<NonZero<u32>>,
 }
+
+/// Steps between changes of the shares: a fraction of a second of a run, and enough for a median.
+pub const REBALANCE_DEFAULT: NonZero<u32> = NonZero::new(20).unwrap();
 
 /// A worker whose computing takes longer in each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StragglerPlan {
     pub rank: usize,
-    pub ms: u64,
+    pub slowness: Slowness,
+}
+
+impl NetworkPlan {
+    /// Extends the digest of the configuration and the data by that in which the workers of a group
+    /// must agree too.
+    fn group_digest(&self, config_digest: &[u8; 32]) -> [u8; 32] {
+        let rebalance = self.rebalance.map_or(0, NonZero::get);
+        Sha256::new()
+            .chain_update(b"annulet group 1\0")
+            .chain_update(config_digest)
+            .chain_update(rebalance.to_le_bytes())
+            .finalize()
+            .into()
+    }
 }
 
 impl Default for NetworkPlan {
@@ -78,6 +98,7 @@ impl Default for NetworkPlan {
             transport: TransportSettings::default(),
             servers: None,
             straggler: None,
+            rebalance: Some(REBALANCE_DEFAULT),
         }
     }
 }
@@ -107,7 +128,6 @@ struct Connected {
 
 /// A worker's place among the others.
 pub struct Membership {
-    workers: usize,
     /// None for a worker that comes into a run under way.
     rank: Option<usize>,
     /// A description of each member, by rank.
@@ -150,7 +170,6 @@ impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
         Membership {
-            workers: 1,
             rank: Some(0),
             members: vec!["this process".into()],
             connect: Box::new(|_, _, _| {
@@ -165,7 +184,6 @@ impl Membership {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
         };
         Membership {
-            workers: place.peers.len(),
             rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
             connect: Box::new(move |config_digest, network, _| {
@@ -180,7 +198,6 @@ impl Membership {
         let members = place.first.iter().flat_map(|view| &view.members);
         let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
         Membership {
-            workers: if members.is_empty() { place.settings.members_max } else { members.len() },
             rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
             members,
             connect: Box::new(move |config_digest, network, step| {
@@ -209,7 +226,7 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    let Membership { workers, rank, members, connect } = membership;
+    let Membership { rank, members, connect } = membership;
     if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
         RunFolder::check_free(&folder.path)?;
     }
@@ -225,7 +242,7 @@ pub fn run_worker(
             let (state, resumed) = initial_state(&plan, &dataset)?;
             keeper.keep(dataset.clone());
             notices.extend(resumed);
-            let digest = plan.config.digest(&dataset.sha256);
+            let digest = plan.network.group_digest(&plan.config.digest(&dataset.sha256));
             let (network, step) = (plan.network.clone(), state.step);
             let join = move || {
                 let _ = sender.send(connect(digest, network, step));
@@ -240,7 +257,7 @@ pub fn run_worker(
             };
             Ok::<_, LaunchError>((dataset, origin, notices, state, later))
         });
-        let engine = open_slowed_engine(&plan, rank, workers, &promise, observer);
+        let engine = open_slowed_engine(&plan, rank, &promise, observer);
         (engine, loader.join())
     });
     let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -273,6 +290,7 @@ pub fn run_worker(
         collective,
         stop,
         overlap: plan.network.overlap,
+        rebalance: plan.network.rebalance,
     });
     if let Some(views) = views {
         update = update.elastic(views);
@@ -303,18 +321,19 @@ pub struct EngineRequest {
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
     pub cores: usize,
-    /// Training samples of a step, on this worker.
+    /// Training samples of a step on this worker, at most.
     pub samples_per_step: usize,
 }
 
 impl WorkerPlan {
-    fn engine_request(&self, workers: usize) -> EngineRequest {
+    fn engine_request(&self) -> EngineRequest {
         EngineRequest {
             model: self.config.model,
             kernels: self.config.kernels,
             adapter: self.adapter.clone(),
             cores: self.cores,
-            samples_per_step: share(self.config.batch, workers, 0).len(),
+            // Shares may come to differ: with room for all, no step has to wait for memory.
+            samples_per_step: self.config.batch,
         }
     }
 }
@@ -323,15 +342,12 @@ impl WorkerPlan {
 pub(super) fn open_slowed_engine(
     plan: &WorkerPlan,
     rank: Option<usize>,
-    workers: usize,
     dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = open_engine(&plan.engine_request(workers), dataset, observer)?;
+    let engine = open_engine(&plan.engine_request(), dataset, observer)?;
     Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
-        Some(StragglerPlan { ms, .. }) => {
-            Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
-        }
+        Some(StragglerPlan { slowness, .. }) => Box::new(Straggler::new(engine, slowness)),
         None => engine,
     })
 }
