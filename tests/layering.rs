@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// never see each other.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["bench", "launch"],
-    &["train"],
+    &["bench", "report", "launch"],
+    &["train", "simulate"],
     &["gpu", "net"],
     &["reference", "data", "numerics"],
     &["protocol", "model", "config"],

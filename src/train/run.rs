@@ -110,7 +110,7 @@ impl Run {
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
-                self.trainer.folder = None;
+                (self.trainer.folder, self.trainer.heir_of) = (None, None);
                 self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
@@ -206,6 +206,9 @@ impl Run {
                 folder.append(&MetricsLine::Epoch(report.clone()))?;
             }
             self.trainer.folder = Some(folder);
+        } else if rank != 0 {
+            // It was left behind and has come again: others write now.
+            self.trainer.folder = None;
         }
         let seconds = stood_still.as_secs_f64();
         let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
@@ -253,7 +256,8 @@ impl Run {
         Ok(report)
     }
 
-    /// Says after the first step which algorithms were chosen, if there was a choice.
+    /// Says after the first step which algorithms the run begins with, if there was a choice; which
+    /// ones it settled on is in the summary.
     fn tell_selections(&self, observer: &mut dyn Observer) {
         let chosen: Vec<String> = self
             .trainer
@@ -267,7 +271,10 @@ impl Run {
             })
             .collect();
         if !chosen.is_empty() {
-            let text = format!("fastest by the cost model: {}", chosen.join(", "));
+            let text = format!(
+                "to begin with, by the cost model: {}; what comes close to it is tried next",
+                chosen.join(", ")
+            );
             observer.event(Event::Notice { text });
         }
     }

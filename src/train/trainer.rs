@@ -125,7 +125,7 @@ pub struct Trainer {
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
-    /// The run's folder, for a worker that writes nothing unless it becomes rank 0.
+    /// The run's folder, for a worker that may come to write for all: whenever it becomes rank 0.
     pub heir_of: Option<PathBuf>,
     /// Comes into a run under way: the state is replaced by the others'.
     pub joins: bool,
