@@ -92,7 +92,7 @@ impl FromStr for LinkProfile {
         for part in text.split('/') {
             let fault = |expected| LinkSyntaxError { part: part.to_owned(), expected };
             if let Some(value) = part.strip_prefix("jitter=") {
-                profile.jitter = duration(value).ok_or(fault("not a time such as 0.5ms"))?;
+                profile.jitter = parse_duration(value).ok_or(fault("not a time such as 0.5ms"))?;
             } else if let Some(value) = part.strip_prefix("queue=") {
                 let packets = value.parse().ok().filter(|&packets| packets > 0);
                 profile.queue = packets.ok_or(fault("not a number of packets"))?;
@@ -103,7 +103,7 @@ impl FromStr for LinkProfile {
                     }
                     1 => {
                         profile.latency =
-                            duration(part).ok_or(fault("not a time such as 0.5ms"))?;
+                            parse_duration(part).ok_or(fault("not a time such as 0.5ms"))?;
                     }
                     2 => profile.loss_ppm = loss(part).ok_or(fault("not a loss such as 0.1%"))?,
                     _ => return Err(fault("more than rate, latency and loss")),
@@ -124,7 +124,8 @@ fn rate(text: &str) -> Option<u64> {
     (1e3..=1e13).contains(&bits).then_some(bits as u64)
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// A time of up to ten seconds, such as `0.5ms`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let (number, unit) =
         units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)))?;

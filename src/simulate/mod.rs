@@ -9,4 +9,6 @@ pub mod scenario;
 
 pub use cell::{Cell, CellSource, NodeBytes, Staleness, StepTimes};
 pub use scaling::Scaling;
-pub use scenario::{Compute, Scenario, ScenarioSyntaxError, Slowdown, Topology};
+pub use scenario::{
+    Compute, ComputeSyntaxError, Scenario, ScenarioSyntaxError, ServerCount, Slowdown, Topology,
+};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::exchange::Strategy;
-use crate::protocol::link::LinkProfile;
+use crate::protocol::link::{self, LinkProfile};
 use crate::protocol::parameter_server::Mode;
 
 /// One cell of a sweep.
@@ -114,6 +114,28 @@ impl Scenario {
     /// Bytes of the gradient.
     pub fn bytes(&self) -> u64 {
         4 * self.elements as u64
+    }
+}
+
+/// What is wrong with the text of a time to compute.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no time to compute; write a time such as 20ms, or kernels")]
+pub struct ComputeSyntaxError {
+    text: String,
+}
+
+/// A [trace](Compute::Trace) is read from a run, not written here.
+impl FromStr for Compute {
+    type Err = ComputeSyntaxError;
+
+    fn from_str(text: &str) -> Result<Compute, ComputeSyntaxError> {
+        if text == "kernels" {
+            return Ok(Compute::Kernels);
+        }
+        let batch = link::parse_duration(text);
+        batch
+            .map(|batch| Compute::Synthetic { batch })
+            .ok_or_else(|| ComputeSyntaxError { text: text.to_owned() })
     }
 }
 
@@ -243,6 +265,17 @@ mod tests {
         for text in ["", "rings", "server*0", "server*x", "staleness", "backup=-1", "ring*2"] {
             let error = text.parse::<Topology>().unwrap_err();
             assert!(error.to_string().starts_with(&format!("{text:?} is no topology")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_time_to_compute_is_read() {
+        let batch = Duration::from_micros(1_500);
+        assert_eq!("1.5ms".parse(), Ok(Compute::Synthetic { batch }));
+        assert_eq!("kernels".parse(), Ok(Compute::Kernels));
+        for text in ["", "20", "-1ms", "kernel"] {
+            let error = text.parse::<Compute>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{text:?} is no time")), "{error}");
         }
     }
 
