@@ -9,59 +9,28 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::bench::BenchError;
 use crate::bench::topology::folder::SweepFolder;
-use crate::bench::topology::sweep::{Axes, estimate};
+use crate::bench::topology::sweep::{estimate, with_one_alone};
 use crate::bench::topology::{Settings, measure, table};
 use crate::config::Kernels;
 use crate::launch::driver_environment::set_driver_environment;
 use crate::model::layout::PARAMETERS;
 use crate::net::{Congestion, NetError, TransportSettings};
-use crate::protocol::link::LinkProfile;
-use crate::simulate::{Cell, Compute, Scenario, Slowdown, Topology};
+use crate::simulate::{Cell, Compute, Scenario};
 use crate::train::synthetic::{ComputeTimes, SyntheticCompute};
 
 use super::CommandError;
 use super::compute_flag::ComputeFlag;
 use super::output::{json, note, result};
+use super::scenario_flags::{ScenarioFlags, SweepDefaults};
 
 #[derive(Debug, Args)]
+#[command(after_help = "What is swept unless it is named: 1, 2, 3, 4, 8 and 16 workers; ring, \
+halving-doubling, server, server*4, server*workers, async, staleness=3 and backup=1; links of 200mbit \
+and of 200mbit/5ms. Every worker and server is a thread of this process, with an endpoint and an \
+emulated card of its own.")]
 pub struct TopologyArguments {
-    /// Workers, each a thread with an endpoint and an emulated card of its own
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,3,4,8,16",
-          value_parser = clap::value_parser!(u64).range(1..=256))]
-    workers: Vec<u64>,
-    /// ring, halving-doubling, direct, auto, or servers: server, async, staleness=S, backup=K, each
-    /// with *N or *workers for several, such as server*4
-    #[arg(
-        long,
-        value_name = "TOPOLOGY,...",
-        value_delimiter = ',',
-        default_value = "ring,halving-doubling,server,server*4,server*workers,async,staleness=3,backup=1"
-    )]
-    topologies: Vec<Topology>,
-    /// The card and link of each worker and server: RATE/LATENCY/LOSS, such as 1gbit/0.5ms/0.1%,
-    /// then jitter=TIME or queue=PACKETS; or loopback (none), lan-1g (1gbit, 0.1 ms), lan-10g
-    /// (10gbit, 0.05 ms), wifi (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%)
-    #[arg(
-        long,
-        visible_alias = "link",
-        value_name = "LINK,...",
-        value_delimiter = ',',
-        default_value = "200mbit,200mbit/5ms"
-    )]
-    links: Vec<LinkProfile>,
-    /// Wait so long for a batch by one worker instead of computing, each worker for its share
-    /// (synthetic compute); or as long as a recorded run's steps, with their jitter; or compute
-    /// with real kernels
-    #[arg(long, value_name = "TIME|trace:RUN|kernels", default_value = "20ms")]
-    compute: ComputeFlag,
-    /// Elements of the gradient, 4 bytes each [default: LeNet's 61706]
-    #[arg(long, value_name = "N,...", value_delimiter = ',',
-          value_parser = clap::value_parser!(u64).range(1..=ELEMENTS_MAX))]
-    elements: Vec<u64>,
-    /// Make one worker slower, by so much in each step; none: no worker
-    #[arg(long, value_name = "none|RANK:MS,...", value_delimiter = ',', default_value = "none",
-          value_parser = straggler)]
-    straggler: Vec<Straggler>,
+    #[command(flatten)]
+    sweep: ScenarioFlags,
     /// Samples of a step, over all workers: in whole tiles of 16, which the default divides among
     /// 2, 3, 4, 6, 8, 12, 16, 24 or 48
     #[arg(long, value_name = "N", default_value_t = 768,
@@ -90,39 +59,34 @@ pub struct TopologyArguments {
     json: bool,
 }
 
-/// 1 GiB: larger gradients of several workers do not fit one machine.
-const ELEMENTS_MAX: u64 = 1 << 28;
-
 /// Many nodes on few cores may be silent for long.
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A worker that is slower, or none.
-#[derive(Clone, Copy, Debug)]
-struct Straggler(Option<Slowdown>);
-
-fn straggler(text: &str) -> Result<Straggler, String> {
-    match text {
-        "none" => Ok(Straggler(None)),
-        text => text.parse().map(|slowdown| Straggler(Some(slowdown))),
-    }
-}
+/// What is swept where nothing is said: about eight minutes on two cores.
+const DEFAULTS: SweepDefaults = SweepDefaults {
+    workers: &[1, 2, 3, 4, 8, 16],
+    topologies: &[
+        "ring",
+        "halving-doubling",
+        "server",
+        "server*4",
+        "server*workers",
+        "async",
+        "staleness=3",
+        "backup=1",
+    ],
+    links: &["200mbit", "200mbit/5ms"],
+};
 
 /// # Safety
 /// No other thread may be running: the environment is changed for drivers.
 pub unsafe fn run(arguments: TopologyArguments) -> Result<(), CommandError> {
     let settings = arguments.settings()?;
     if settings.synthetic.is_none() {
-        if arguments.elements.iter().any(|&elements| elements != PARAMETERS as u64) {
-            return Err(CommandError::Usage(format!(
-                "--elements: real kernels compute LeNet's {PARAMETERS}; leave it out, or wait \
-                 instead of computing, with --compute 20ms"
-            )));
-        }
         // SAFETY: the caller's promise.
         unsafe { set_driver_environment(Kernels::Auto, 1) };
     }
-    let compute = compute(&settings)?;
-    let scenarios = arguments.axes().scenarios(compute);
+    let scenarios = with_one_alone(arguments.scenarios(&settings)?);
     let mut store = match &arguments.out {
         Some(path) => {
             Store::Folder(Box::new(SweepFolder::open(path, &settings).map_err(BenchError::from)?))
@@ -164,37 +128,31 @@ impl TopologyArguments {
             warmup: self.warmup as usize,
             steps: self.steps as usize,
             seed: self.seed,
-            synthetic: self.compute.clone().synthetic(),
+            synthetic: self.sweep.compute().synthetic(),
             transport,
         })
     }
 
-    fn axes(&self) -> Axes {
-        let counts =
-            |values: &[u64]| -> Vec<usize> { values.iter().map(|&n| n as usize).collect() };
-        Axes {
-            workers: counts(&self.workers),
-            topologies: self.topologies.clone(),
-            links: self.links.clone(),
-            elements: match self.elements.is_empty() {
-                true => vec![PARAMETERS],
-                false => counts(&self.elements),
-            },
-            stragglers: self.straggler.iter().map(|straggler| straggler.0).collect(),
+    /// What is to be measured.
+    fn scenarios(&self, settings: &Settings) -> Result<Vec<Scenario>, CommandError> {
+        let compute = match self.sweep.compute() {
+            ComputeFlag::Plain(compute) => *compute,
+            ComputeFlag::Trace(run) => {
+                let trace = SyntheticCompute::Trace(run.clone());
+                let times = ComputeTimes::new(&trace, settings.batch, settings.seed)
+                    .map_err(BenchError::from)?;
+                Compute::Trace { batch: times.batch_mean(settings.batch), digest: times.digest() }
+            }
+        };
+        let scenarios = self.sweep.scenarios_with(compute, &DEFAULTS)?;
+        if compute == Compute::Kernels && scenarios.iter().any(|s| s.elements != PARAMETERS) {
+            return Err(CommandError::Usage(format!(
+                "--elements: kernels compute LeNet's {PARAMETERS} gradients; leave it out, or wait \
+                 instead of computing, with --compute 20ms"
+            )));
         }
+        Ok(scenarios)
     }
-}
-
-/// How the cells tell what was computed.
-fn compute(settings: &Settings) -> Result<Compute, BenchError> {
-    Ok(match &settings.synthetic {
-        None => Compute::Kernels,
-        Some(SyntheticCompute::Batch(batch)) => Compute::Synthetic { batch: *batch },
-        Some(trace @ SyntheticCompute::Trace(_)) => {
-            let times = ComputeTimes::new(trace, settings.batch, settings.seed)?;
-            Compute::Trace { batch: times.batch_mean(settings.batch), digest: times.digest() }
-        }
-    })
 }
 
 /// Where cells are kept.

@@ -4,52 +4,33 @@ use std::time::Duration;
 
 use super::Settings;
 use crate::protocol::exchange::Strategy;
-use crate::protocol::link::LinkProfile;
 use crate::protocol::parameter_server::Mode;
-use crate::simulate::{Compute, Scenario, Slowdown, Topology};
+use crate::simulate::{Compute, Scenario, Topology};
 
-/// Every combination of these is a scenario.
-#[derive(Clone, Debug)]
-pub struct Axes {
-    pub workers: Vec<usize>,
-    pub topologies: Vec<Topology>,
-    pub links: Vec<LinkProfile>,
-    pub elements: Vec<usize>,
-    pub stragglers: Vec<Option<Slowdown>>,
-}
-
-impl Axes {
-    /// The combinations that are possible, each once. For each size the one worker alone comes
-    /// first, with which the others are compared.
-    pub fn scenarios(&self, compute: Compute) -> Vec<Scenario> {
-        let mut scenarios: Vec<Scenario> = Vec::new();
-        let mut add = |scenario: Scenario| {
-            if scenario.is_possible() && !scenarios.contains(&scenario) {
-                scenarios.push(scenario);
-            }
+/// The scenarios, each once, with the one worker alone before all others of its size, since these
+/// are compared with it.
+pub fn with_one_alone(scenarios: Vec<Scenario>) -> Vec<Scenario> {
+    let alone = |scenario: &Scenario| Scenario {
+        workers: 1,
+        topology: Topology::AllReduce(Strategy::Ring),
+        straggler: None,
+        ..scenario.clone()
+    };
+    let mut all: Vec<Scenario> = Vec::with_capacity(scenarios.len() + 1);
+    for scenario in scenarios {
+        // One worker has no use for its link.
+        let compared = |other: &Scenario| {
+            let link = scenario.link;
+            Scenario { link, ..other.clone() } == alone(&scenario)
         };
-        for &elements in &self.elements {
-            for &link in &self.links {
-                let alone = Scenario {
-                    workers: 1,
-                    topology: Topology::AllReduce(Strategy::Ring),
-                    link,
-                    compute,
-                    elements,
-                    straggler: None,
-                };
-                add(alone.clone());
-                for &straggler in &self.stragglers {
-                    for &topology in &self.topologies {
-                        for &workers in &self.workers {
-                            add(Scenario { workers, topology, straggler, ..alone.clone() });
-                        }
-                    }
-                }
-            }
+        if !all.iter().any(compared) {
+            all.push(alone(&scenario));
         }
-        scenarios
+        if !all.contains(&scenario) {
+            all.push(scenario);
+        }
     }
+    all
 }
 
 /// About how long it takes to measure a scenario: by the link's rate and latency alone, which is
@@ -91,32 +72,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn possible_combinations_come_once_and_behind_the_one_worker_alone() {
-        let axes = Axes {
-            workers: vec![2, 1, 2],
-            topologies: ["server", "backup=1", "ring"].map(|t| t.parse().unwrap()).to_vec(),
-            links: vec!["lan-1g".parse().unwrap()],
-            elements: vec![10, 20],
-            stragglers: vec![None, Some("1:5".parse().unwrap())],
+    fn the_one_worker_alone_comes_first_and_once_for_each_size() {
+        let scenario = |topology: &str, workers, link: &str, elements| Scenario {
+            workers,
+            topology: topology.parse().unwrap(),
+            link: link.parse().unwrap(),
+            compute: Compute::Kernels,
+            elements,
+            straggler: None,
         };
-        let scenarios = axes.scenarios(Compute::Kernels);
-        let first: Vec<String> = scenarios[..scenarios.len() / 2]
-            .iter()
-            .map(|s| format!("{} {} {}", s.topology, s.workers, s.straggler.is_some()))
-            .collect();
-        assert_eq!(
-            first,
-            [
-                "ring 1 false",
-                "server 2 false",
-                "server 1 false",
-                "backup=1 2 false",
-                "ring 2 false",
-                "server 2 true",
-                "backup=1 2 true",
-                "ring 2 true",
-            ]
-        );
-        assert!(scenarios[8..].iter().all(|scenario| scenario.elements == 20));
+        let swept = vec![
+            scenario("server", 2, "lan-1g", 10),
+            scenario("ring", 1, "lan-1g", 10),
+            scenario("server", 2, "lan-1g", 10),
+            scenario("server", 2, "wan", 10),
+            scenario("async", 2, "lan-1g", 20),
+        ];
+        let expected = [
+            scenario("ring", 1, "lan-1g", 10),
+            scenario("server", 2, "lan-1g", 10),
+            scenario("server", 2, "wan", 10),
+            scenario("ring", 1, "lan-1g", 20),
+            scenario("async", 2, "lan-1g", 20),
+        ];
+        assert_eq!(with_one_alone(swept), expected);
     }
 }
