@@ -28,6 +28,7 @@ use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
 use crate::train::straggler::{Slowness, Straggler};
+use crate::train::synthetic::{ComputeTimes, SyntheticCompute, SyntheticEngine};
 use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
@@ -64,6 +65,9 @@ pub struct NetworkPlan {
     /// The shares follow the workers' speeds and change once in so many steps at most; none: they
     /// stay equal. The same for all workers; of no matter to servers.
     pub rebalance: Option<NonZero<u32>>,
+    /// How long workers wait where the kernels are [`Kernels::Synthetic`].
+    #[serde(default)]
+    pub synthetic: Option<SyntheticCompute>,
 }
 
 /// Steps between changes of the shares: a fraction of a second of a run, and enough for a median.
@@ -99,6 +103,7 @@ impl Default for NetworkPlan {
             servers: None,
             straggler: None,
             rebalance: Some(REBALANCE_DEFAULT),
+            synthetic: None,
         }
     }
 }
@@ -384,7 +389,15 @@ pub(super) fn open_slowed_engine(
     dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = open_engine(&plan.engine_request(), dataset, observer)?;
+    let engine = match (&plan.network.synthetic, plan.config.kernels) {
+        (Some(compute), Kernels::Synthetic) => {
+            let RunConfig { batch, seed, .. } = plan.config;
+            // Who comes later draws times that are nobody else's.
+            let drawer = rank.unwrap_or(usize::MAX);
+            Box::new(SyntheticEngine::new(ComputeTimes::new(compute, batch, seed)?, drawer))
+        }
+        _ => open_engine(&plan.engine_request(), dataset, observer)?,
+    };
     Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
         Some(StragglerPlan { slowness, .. }) => Box::new(Straggler::new(engine, slowness)),
         None => engine,

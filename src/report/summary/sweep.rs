@@ -49,7 +49,7 @@ fn name(condition: &Condition, groups: &[Group]) -> String {
         name += match condition.compute {
             Compute::Kernels => " with real compute",
             Compute::Synthetic { .. } => " with synthetic compute",
-            Compute::Trace { .. } => " with compute as recorded",
+            Compute::Trace { .. } => " with synthetic compute by a recorded run's times",
         };
     }
     name
