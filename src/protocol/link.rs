@@ -61,6 +61,14 @@ const fn preset(bits_per_s: u64, latency_us: u64, jitter_us: u64, loss_ppm: u32)
     }
 }
 
+impl LinkProfile {
+    /// Whether packets pass as if there were no card at all.
+    pub fn is_transparent(&self) -> bool {
+        let LinkProfile { bits_per_s, latency, jitter, loss_ppm, queue: _ } = self;
+        *bits_per_s == 0 && latency.is_zero() && jitter.is_zero() && *loss_ppm == 0
+    }
+}
+
 /// What is wrong with a profile's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

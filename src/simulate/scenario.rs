@@ -80,10 +80,14 @@ impl Scenario {
         }
     }
 
-    /// Whether so many workers can be in this topology: of backup workers at least one must count.
+    /// Whether so many workers can be in this topology, of which at least one gradient must count,
+    /// and the slow one is among them.
     pub fn is_possible(&self) -> bool {
-        !matches!(self.topology,
-            Topology::Servers { mode: Mode::Backup { spare }, .. } if spare >= self.workers)
+        let counts = match self.topology {
+            Topology::Servers { mode: Mode::Backup { spare }, .. } => spare < self.workers,
+            _ => self.workers > 0,
+        };
+        counts && self.straggler.is_none_or(|straggler| straggler.rank < self.workers)
     }
 
     /// How long a step would take if messages cost nothing, given what each worker computes in one,
@@ -196,6 +200,43 @@ impl fmt::Display for Topology {
     }
 }
 
+impl FromStr for Slowdown {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Slowdown, String> {
+        let parse = || {
+            let (rank, ms) = text.split_once(':')?;
+            let ms: f64 = ms.strip_suffix("ms").unwrap_or(ms).parse().ok()?;
+            let delay = Duration::try_from_secs_f64(ms / 1e3).ok()?;
+            Some(Slowdown { rank: rank.parse().ok()?, delay })
+        };
+        parse().ok_or_else(|| format!("{text:?}: write RANK:MS, such as 1:20"))
+    }
+}
+
+/// As it is parsed.
+impl fmt::Display for Slowdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}:{}ms", self.rank, self.delay.as_secs_f64() * 1e3))
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: &Duration| format!("{}ms", time.as_secs_f64() * 1e3);
+        f.pad(&match self {
+            Compute::Kernels => "real kernels".to_owned(),
+            Compute::Synthetic { batch } => format!("synthetic compute {}", ms(batch)),
+            Compute::Trace { batch, digest } => {
+                format!(
+                    "synthetic compute {:.3}ms by trace {digest:08x}",
+                    batch.as_secs_f64() * 1e3
+                )
+            }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,5 +311,17 @@ mod tests {
         assert_eq!(step("backup=1"), 2.0);
         assert_eq!(step("async"), 3.0 / 1.75);
         assert!(scenario("backup=2").is_possible() && !scenario("backup=3").is_possible());
+        let straggler = |text: &str| Some(text.parse().unwrap());
+        assert!(Scenario { straggler: straggler("2:1"), ..scenario("ring") }.is_possible());
+        assert!(!Scenario { straggler: straggler("3:1"), ..scenario("ring") }.is_possible());
+    }
+
+    #[test]
+    fn a_slowdown_is_read_as_it_is_written() {
+        let slowdown = "2:1.5ms".parse::<Slowdown>().unwrap();
+        assert_eq!(slowdown, Slowdown { rank: 2, delay: Duration::from_micros(1_500) });
+        assert_eq!(slowdown.to_string(), "2:1.5ms");
+        assert_eq!("0:20".parse::<Slowdown>().unwrap().to_string(), "0:20ms");
+        assert!("1".parse::<Slowdown>().is_err() && "1:-1".parse::<Slowdown>().is_err());
     }
 }

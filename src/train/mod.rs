@@ -11,6 +11,7 @@ pub mod metrics;
 pub mod run_folder;
 pub mod server;
 pub mod straggler;
+pub mod synthetic;
 pub mod trainer;
 mod transfer;
 pub mod update;
