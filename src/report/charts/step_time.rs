@@ -33,8 +33,9 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
     if !runs.is_empty() {
         panels.push(Bars { title: "runs".into(), rows: runs });
     }
-    for group in sweep::groups(&sources.cells) {
-        let source = source_shown(&group);
+    let groups = sweep::groups(&sources.cells);
+    for group in &groups {
+        let source = source_shown(group);
         let Some(&largest) = group.sizes(source).last() else { continue };
         let rows = (group.ranking(largest, source).iter())
             .map(|cell| {
@@ -43,7 +44,8 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
                 (cell.scenario.topology.to_string(), parts)
             })
             .collect();
-        let title = format!("{largest} workers, {}", group.condition);
+        let condition = sweep::title(&group.condition, &groups);
+        let title = format!("{largest} workers, {condition}");
         panels.push(Bars { title, rows });
     }
     if panels.is_empty() {
@@ -61,10 +63,12 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
     Some(Figure {
         id: "step-time",
         heading: "Where a step's time goes",
-        caption: "Mean milliseconds of a step. Exposed is what no computation hides. Of a run, \
-                  waiting is what others computed longer; of a sweep's cell, it is all that is not \
-                  computing, messages included."
-            .into(),
+        caption: format!(
+            "Mean milliseconds of a step. Exposed is what no computation hides. Of a run, waiting \
+             is what others computed longer; of a sweep's cell, it is all that is not computing, \
+             messages included. {}",
+            sweep::shared(&groups)
+        ),
         legend: (PARTS.iter().enumerate())
             .filter(|(part, _)| used(*part))
             .map(|(_, (name, ink))| LegendEntry::area(name, *ink))
