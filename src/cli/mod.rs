@@ -17,6 +17,7 @@ mod predict;
 mod progress;
 mod report;
 mod run_flags;
+mod scenario_flags;
 mod server;
 mod topology_flags;
 mod train;

@@ -258,8 +258,7 @@ pub fn run_worker(
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
     let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
-    let heir_of =
-        plan.folder.as_ref().filter(|_| rank != Some(0)).map(|folder| folder.path.clone());
+    let heir_of = plan.folder.as_ref().map(|folder| folder.path.clone());
     let folder = plan
         .folder
         .as_ref()

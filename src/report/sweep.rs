@@ -29,7 +29,7 @@ impl Condition {
     }
 
     pub fn is_synthetic(&self) -> bool {
-        matches!(self.compute, Compute::Synthetic { .. })
+        matches!(self.compute, Compute::Synthetic { .. } | Compute::Trace { .. })
     }
 }
 
@@ -93,6 +93,10 @@ fn compute_name(compute: Compute) -> String {
         Compute::Synthetic { batch } => {
             let ms = numbers::short(batch.as_secs_f64() * 1e3);
             format!("synthetic compute of {ms} ms a batch")
+        }
+        Compute::Trace { batch, .. } => {
+            let ms = numbers::short(batch.as_secs_f64() * 1e3);
+            format!("synthetic compute as recorded, {ms} ms a batch")
         }
     }
 }
@@ -195,8 +199,14 @@ pub fn step_ms(cell: &Cell) -> f64 {
     ratio(1e3 * cell.batch as f64, cell.images_per_s).unwrap_or(0.0)
 }
 
-/// What is left of a mean step when waiting is taken away.
+/// Milliseconds of a step if messages cost nothing.
 pub fn compute_ms(cell: &Cell) -> f64 {
+    // Cells of old sweeps do not say it.
+    if cell.compute_ms > 0.0 { cell.compute_ms } else { own_compute_ms(cell) }
+}
+
+/// Milliseconds for which a worker computes in a mean step.
+pub fn own_compute_ms(cell: &Cell) -> f64 {
     (step_ms(cell) - cell.waited_ms).max(0.0)
 }
 

@@ -31,7 +31,9 @@ pub fn cell(topology: &str, workers: usize, images_per_s: f64) -> Cell {
         step: StepTimes { p50: step_ms, p99: 1.2 * step_ms, samples: Vec::new() },
         busiest_node: NodeBytes { sent: 250_000.0, received: 250_000.0 },
         waited_ms: (step_ms - compute_ms).max(0.0),
+        compute_ms,
         staleness: None,
+        machine_busy: None,
     }
 }
 

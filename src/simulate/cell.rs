@@ -15,6 +15,10 @@ pub struct Cell {
     pub wall_s: f64,
     pub images_per_s: f64,
     pub step: StepTimes,
+    /// Milliseconds that a step would take if messages cost nothing: see
+    /// [`Scenario::step_without_messages`].
+    #[serde(default)]
+    pub compute_ms: f64,
     /// Of the node through which most bytes went, a step.
     pub busiest_node: NodeBytes,
     /// Milliseconds a step for which a worker waited for others, on average over workers: what is
@@ -22,6 +26,10 @@ pub struct Cell {
     pub waited_ms: f64,
     /// Where gradients may be late.
     pub staleness: Option<Staleness>,
+    /// Share of the machine's cores that was busy, 0 to 1, where it was measured: near 1 the figures
+    /// are those of a machine that is too small for so many nodes, and not the topology's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_busy: Option<f64>,
 }
 
 /// Where a cell's figures come from.

@@ -85,6 +85,7 @@ fn table(groups: &[Group]) -> Table {
         "busiest node out, a step",
         "waited, ms a step",
         "staleness",
+        "machine busy",
     ]);
     for group in groups {
         table.rows.extend(group.cells.iter().map(|cell| row(group, cell)));
@@ -115,5 +116,6 @@ fn row(group: &Group, cell: &Cell) -> Vec<String> {
         cell.staleness.as_ref().map_or_else(none, |staleness| {
             format!("{} (at most {})", short(staleness.mean), staleness.max)
         }),
+        cell.machine_busy.map_or_else(none, percent),
     ]
 }

@@ -39,8 +39,9 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
         let Some(&largest) = group.sizes(source).last() else { continue };
         let rows = (group.ranking(largest, source).iter())
             .map(|cell| {
-                // What a cell's workers wait for is not known: messages, or each other.
-                let parts = [sweep::compute_ms(cell), 0.0, cell.waited_ms, 0.0];
+                let (own, all) = (sweep::own_compute_ms(cell), sweep::compute_ms(cell));
+                let messages = (sweep::step_ms(cell) - all).clamp(0.0, cell.waited_ms);
+                let parts = [own, messages, cell.waited_ms - messages, 0.0];
                 (cell.scenario.topology.to_string(), parts)
             })
             .collect();
@@ -64,9 +65,8 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
         id: "step-time",
         heading: "Where a step's time goes",
         caption: format!(
-            "Mean milliseconds of a step. Exposed is what no computation hides. Of a run, waiting \
-             is what others computed longer; of a sweep's cell, it is all that is not computing, \
-             messages included. {}",
+            "Mean milliseconds of a step. Exposed is what no computation hides; waiting is what \
+             others computed longer. {}",
             sweep::shared(&groups)
         ),
         legend: (PARTS.iter().enumerate())

@@ -15,6 +15,9 @@ use super::counted;
 /// machine come out a few percent apart when they are repeated.
 const EQUAL_WITHIN: f64 = 0.05;
 
+/// Busier than this share, a machine has no core left for whoever is about to go on.
+const BUSY: f64 = 0.9;
+
 /// Conditions and losses that are told in words; the table has them all.
 const TOLD_MAX: usize = 4;
 
@@ -28,8 +31,8 @@ pub fn sentences(cells: &[Cell]) -> Vec<String> {
     let groups = groups(cells);
     let mut winners = winners(&groups).into_iter();
     let mut sentences: Vec<String> = winners.next().into_iter().collect();
-    let all: [fn(&[Group]) -> Vec<String>; 5] =
-        [ring_losses, three_workers, synthetic, bottlenecks, asynchrony];
+    let all: [fn(&[Group]) -> Vec<String>; 6] =
+        [ring_losses, three_workers, synthetic, bottlenecks, asynchrony, busy_machine];
     sentences.extend(all.iter().flat_map(|about| about(&groups)));
     sentences.extend(winners);
     sentences.extend(agreement(cells));
@@ -302,6 +305,21 @@ fn synthetic(groups: &[Group]) -> Vec<String> {
     )]
 }
 
+/// Where the machine was too small, the figures are the machine's.
+fn busy_machine(groups: &[Group]) -> Vec<String> {
+    let cells = || groups.iter().flat_map(|group| &group.cells);
+    let busy = cells().filter(|cell| cell.machine_busy.is_some_and(|share| share > BUSY));
+    match (busy.count(), cells().filter(|cell| cell.machine_busy.is_some()).count()) {
+        (0, _) => Vec::new(),
+        (busy, measured) => vec![format!(
+            "In {busy} of {} the machine's cores were more than {} busy: there the machine, too \
+             small for so many nodes, is measured, and not the topology.",
+            counted(measured, "measured cell"),
+            percent(BUSY)
+        )],
+    }
+}
+
 fn agreement(cells: &[Cell]) -> Option<String> {
     let pairs = pairs(cells);
     let median = median_error(&pairs)?;
@@ -412,6 +430,16 @@ mod tests {
             text.contains("within 25 % of the measured median step in half of 1 cell"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_machine_that_is_too_small_is_told_of() {
+        let cells = [
+            Cell { machine_busy: Some(0.99), ..cell("ring", 16, 100.0) },
+            Cell { machine_busy: Some(0.3), ..cell("ring", 2, 100.0) },
+        ];
+        let text = text(&cells);
+        assert!(text.contains("In 1 of 2 measured cells the machine's cores were"), "{text}");
     }
 
     #[test]
