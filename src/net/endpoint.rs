@@ -30,17 +30,19 @@ pub struct TransportSettings {
     /// Where nothing else is sent, something is sent so often: it keeps a quiet connection alive
     /// and open in every NAT on the way.
     pub keep_alive: Duration,
-    /// Largest UDP payload tried on loopback; with [`gso`](Self::gso) at most [`GSO_MTU_MAX`].
+    /// Largest UDP payload tried on loopback. Above [`GSO_MTU_MAX`] each packet is a batch of its own.
     pub loopback_mtu: u16,
-    /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP.
+    /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP. With
+    /// [`gso`](Self::gso) at most [`GSO_MTU_MAX`].
     pub mtu: u16,
     /// Bytes in flight, for a stream, a connection and a sender. 16 MiB and more are slower.
     pub window: u32,
     pub congestion: Congestion,
     /// Whether a batch of packets is handed to the system at once (generic segmentation offload),
-    /// where the system can: without it, sending is three to four times slower.
+    /// where the system can: without it, sending small packets is three to four times slower.
     pub gso: bool,
-    /// Packets that a receiver may take before it acknowledges: 9 to 26 % on small collectives.
+    /// Packets that a receiver may take before it acknowledges, or fewer, if they are large: 9 to 26 %
+    /// on small collectives.
     pub ack_threshold: u32,
     /// A network card and link to emulate.
     pub link: Option<LinkProfile>,
@@ -55,7 +57,7 @@ impl Default for TransportSettings {
             failure_timeout: Duration::from_secs(3),
             stall_warning: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
-            loopback_mtu: GSO_MTU_MAX,
+            loopback_mtu: 65_000,
             mtu: 1_452,
             window: 4 << 20,
             congestion: Congestion::Cubic,
@@ -71,6 +73,9 @@ impl Default for TransportSettings {
 /// below 64 KiB: a larger batch is swallowed by the kernel, counted as loss, and the connection
 /// falls back to the smallest packets.
 pub const GSO_MTU_MAX: u16 = 6_500;
+
+/// Bytes of large packets that a receiver may take before it acknowledges.
+const ACK_BYTES_MAX: u32 = 65_000;
 
 /// QUIC's smallest packet, and the largest that fits into a UDP datagram.
 const MTU_MIN: u16 = 1_200;
@@ -89,28 +94,36 @@ impl TransportSettings {
                     "mtu {mtu}: QUIC packets have {MTU_MIN} to {MTU_MAX} bytes"
                 ));
             }
-            if self.gso && mtu > GSO_MTU_MAX {
-                return refuse(format!(
-                    "mtu {mtu}: with GSO ten packets are one batch, which the system loses above \
-                     64 KiB; take at most {GSO_MTU_MAX}, or turn GSO off"
-                ));
-            }
+        }
+        if self.gso && self.mtu > GSO_MTU_MAX {
+            return refuse(format!(
+                "mtu {}: with GSO ten packets are one batch, which the system loses above 64 KiB; \
+                 take at most {GSO_MTU_MAX}, or turn GSO off",
+                self.mtu
+            ));
         }
         if let Congestion::Fixed(bytes) = self.congestion {
             // A sender that may not send as much as its receiver may leave unacknowledged waits for
             // the receiver's timer in every round.
-            let largest = u32::from(self.loopback_mtu.max(self.mtu));
-            let least = (self.ack_threshold + 2).saturating_mul(largest);
-            if bytes < least {
-                return refuse(format!(
-                    "congestion fixed:{bytes}: receivers acknowledge every {} packets of up to \
-                     {largest} bytes, so with less than {least} bytes in flight each round would \
-                     wait for a timer; take fixed:{least} or more, or a smaller mtu",
-                    self.ack_threshold
-                ));
+            for mtu in [self.loopback_mtu, self.mtu] {
+                let packets = self.ack_threshold_for(mtu);
+                let least = packets.saturating_add(2).saturating_mul(mtu.into());
+                if bytes < least {
+                    return refuse(format!(
+                        "congestion fixed:{bytes}: receivers acknowledge every {packets} packets of \
+                         up to {mtu} bytes, so with less than {least} bytes in flight each round \
+                         would wait for a timer; take fixed:{least} or more, or a smaller mtu"
+                    ));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Packets of so many bytes that a receiver may take before it acknowledges: no more than fit
+    /// into a batch, or a window that is wide enough for small packets would not be for large ones.
+    fn ack_threshold_for(&self, mtu: u16) -> u32 {
+        self.ack_threshold.min(ACK_BYTES_MAX / u32::from(mtu)).max(1)
     }
 }
 
@@ -242,6 +255,9 @@ const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// receiver may leave unacknowledged, or the first rounds each wait for the receiver's timer.
 const INITIAL_WINDOW_PACKETS: u64 = 32;
 
+/// The search for the packet size ends where it would change by less than this.
+const PROBE_STEP_MIN: u16 = 20;
+
 /// A receiver's timer for what it may leave unacknowledged. It is part of how long a sender waits
 /// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
@@ -252,15 +268,16 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
     // A lost keep-alive or two must not look like a dead peer.
     let keep_alive = settings.keep_alive.min(settings.failure_timeout / 4);
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.upper_bound(mtu);
+    // A handful of probes finds the largest packet, or one nearly as large.
+    discovery.upper_bound(mtu).minimum_change(((mtu - MTU_MIN) / 8).max(PROBE_STEP_MIN));
     let mut ack_frequency = AckFrequencyConfig::default();
-    ack_frequency.ack_eliciting_threshold(settings.ack_threshold.into());
+    ack_frequency.ack_eliciting_threshold(settings.ack_threshold_for(mtu).into());
     ack_frequency.max_ack_delay(Some(ACK_DELAY_MAX));
     let initial_window = INITIAL_WINDOW_PACKETS * u64::from(mtu);
     let mut transport = TransportConfig::default();
     transport
         .congestion_controller_factory(settings.congestion.factory(initial_window))
-        .enable_segmentation_offload(settings.gso)
+        .enable_segmentation_offload(settings.gso && mtu <= GSO_MTU_MAX)
         .max_idle_timeout(Some(idle_timeout))
         .keep_alive_interval(Some(keep_alive))
         .initial_rtt(INITIAL_RTT)
@@ -298,12 +315,12 @@ mod tests {
             (with_mtu(1_199, true), "mtu 1199: QUIC packets have 1200 to 65527"),
             (with_mtu(65_528, false), "mtu 65528: QUIC packets have"),
             (with_mtu(6_501, true), "mtu 6501: with GSO"),
-            (fixed(77_999), "take fixed:78000 or more"),
+            (fixed(194_999), "take fixed:195000 or more"),
         ] {
             let error = settings.validate().expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         }
-        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(78_000)] {
+        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(195_000)] {
             settings.validate().expect("a value that works");
         }
     }
