@@ -30,7 +30,8 @@ pub struct TransportSettings {
     /// Where nothing else is sent, something is sent so often: it keeps a quiet connection alive
     /// and open in every NAT on the way.
     pub keep_alive: Duration,
-    /// Largest UDP payload tried on loopback. Above [`GSO_MTU_MAX`] each packet is a batch of its own.
+    /// Largest UDP payload tried on loopback, as far as a fixed window has room for such packets.
+    /// Above [`GSO_MTU_MAX`] each packet is a batch of its own.
     pub loopback_mtu: u16,
     /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP. With
     /// [`gso`](Self::gso) at most [`GSO_MTU_MAX`].
@@ -41,8 +42,7 @@ pub struct TransportSettings {
     /// Whether a batch of packets is handed to the system at once (generic segmentation offload),
     /// where the system can: without it, sending small packets is three to four times slower.
     pub gso: bool,
-    /// Packets that a receiver may take before it acknowledges, or fewer, if they are large: 9 to 26 %
-    /// on small collectives.
+    /// Packets that a receiver may take before it acknowledges: 9 to 26 % on small collectives.
     pub ack_threshold: u32,
     /// A network card and link to emulate.
     pub link: Option<LinkProfile>,
@@ -74,9 +74,6 @@ impl Default for TransportSettings {
 /// falls back to the smallest packets.
 pub const GSO_MTU_MAX: u16 = 6_500;
 
-/// Bytes of large packets that a receiver may take before it acknowledges.
-const ACK_BYTES_MAX: u32 = 65_000;
-
 /// QUIC's smallest packet, and the largest that fits into a UDP datagram.
 const MTU_MIN: u16 = 1_200;
 const MTU_MAX: u16 = 65_527;
@@ -105,25 +102,31 @@ impl TransportSettings {
         if let Congestion::Fixed(bytes) = self.congestion {
             // A sender that may not send as much as its receiver may leave unacknowledged waits for
             // the receiver's timer in every round.
-            for mtu in [self.loopback_mtu, self.mtu] {
-                let packets = self.ack_threshold_for(mtu);
-                let least = packets.saturating_add(2).saturating_mul(mtu.into());
-                if bytes < least {
-                    return refuse(format!(
-                        "congestion fixed:{bytes}: receivers acknowledge every {packets} packets of \
-                         up to {mtu} bytes, so with less than {least} bytes in flight each round \
-                         would wait for a timer; take fixed:{least} or more, or a smaller mtu"
-                    ));
-                }
+            let least = self.window_packets_min().saturating_mul(self.mtu.into());
+            if bytes < least {
+                return refuse(format!(
+                    "congestion fixed:{bytes}: receivers acknowledge every {} packets of up to {} \
+                     bytes, so with less than {least} bytes in flight each round would wait for a \
+                     timer; take fixed:{least} or more, or a smaller mtu",
+                    self.ack_threshold, self.mtu
+                ));
             }
         }
         Ok(())
     }
 
-    /// Packets of so many bytes that a receiver may take before it acknowledges: no more than fit
-    /// into a batch, or a window that is wide enough for small packets would not be for large ones.
-    fn ack_threshold_for(&self, mtu: u16) -> u32 {
-        self.ack_threshold.min(ACK_BYTES_MAX / u32::from(mtu)).max(1)
+    /// What a window must have room for, or its sender waits for its receiver's timer.
+    fn window_packets_min(&self) -> u32 {
+        self.ack_threshold.saturating_add(2)
+    }
+
+    /// The largest UDP payload that is tried on loopback.
+    fn loopback_mtu(&self) -> u16 {
+        let fits = match self.congestion {
+            Congestion::Cubic => u32::MAX,
+            Congestion::Fixed(bytes) => bytes / self.window_packets_min(),
+        };
+        self.loopback_mtu.min(u16::try_from(fits).unwrap_or(u16::MAX)).max(MTU_MIN)
     }
 }
 
@@ -163,7 +166,7 @@ impl Endpoint {
         config
             .max_udp_payload_size(settings.loopback_mtu.max(settings.mtu))
             .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
-        let loopback = Configs::new(key, settings, settings.loopback_mtu)?;
+        let loopback = Configs::new(key, settings, settings.loopback_mtu())?;
         let elsewhere = Configs::new(key, settings, settings.mtu)?;
         // An emulated link has the packets of a real one, wherever it leads.
         let loopback = if settings.link.is_some() { elsewhere.clone() } else { loopback };
@@ -271,7 +274,7 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
     // A handful of probes finds the largest packet, or one nearly as large.
     discovery.upper_bound(mtu).minimum_change(((mtu - MTU_MIN) / 8).max(PROBE_STEP_MIN));
     let mut ack_frequency = AckFrequencyConfig::default();
-    ack_frequency.ack_eliciting_threshold(settings.ack_threshold_for(mtu).into());
+    ack_frequency.ack_eliciting_threshold(settings.ack_threshold.into());
     ack_frequency.max_ack_delay(Some(ACK_DELAY_MAX));
     let initial_window = INITIAL_WINDOW_PACKETS * u64::from(mtu);
     let mut transport = TransportConfig::default();
@@ -315,13 +318,17 @@ mod tests {
             (with_mtu(1_199, true), "mtu 1199: QUIC packets have 1200 to 65527"),
             (with_mtu(65_528, false), "mtu 65528: QUIC packets have"),
             (with_mtu(6_501, true), "mtu 6501: with GSO"),
-            (fixed(194_999), "take fixed:195000 or more"),
+            (fixed(17_423), "take fixed:17424 or more"),
         ] {
             let error = settings.validate().expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         }
-        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(195_000)] {
+        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(17_424)] {
             settings.validate().expect("a value that works");
         }
+        // On loopback packets are as large as a fixed window allows.
+        assert_eq!(TransportSettings::default().loopback_mtu(), 65_000);
+        assert_eq!(fixed(780_000).loopback_mtu(), 65_000);
+        assert_eq!(fixed(17_424).loopback_mtu(), 1_452);
     }
 }
