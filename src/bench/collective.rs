@@ -15,7 +15,7 @@ use super::statistics::{Summary, gigabytes_per_s};
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::cost_model::{Cost, Link};
 use crate::protocol::exchange::Algorithm;
-use crate::train::collective::{Collective, Group};
+use crate::train::collective::{Collective, Group, Solo};
 
 /// Which sizes are measured, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +123,26 @@ impl AllReduce for Group {
 
     fn algorithm_for(&mut self, bytes: u64) -> Algorithm {
         Group::algorithm_for(self, bytes)
+    }
+}
+
+/// The only worker's vector is its own.
+impl AllReduce for Solo {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn all_reduce(
+        &mut self,
+        _iteration: usize,
+        _reduction: Reduction,
+        vector: Vec<u32>,
+    ) -> Result<Vec<u32>, BenchError> {
+        Ok(vector)
     }
 }
 

@@ -8,14 +8,20 @@ pub mod soak;
 pub mod statistics;
 pub mod step;
 pub mod tcp_ring;
+pub mod topology;
 
 use std::io;
 
 use crate::gpu::GpuError;
+use crate::launch::LaunchError;
 use crate::net::NetError;
 use crate::net::identity::KeyError;
 use crate::train::buffers::BufferError;
 use crate::train::collective::CollectiveError;
+use crate::train::engine::EngineError;
+use crate::train::synthetic::TraceError;
+
+use topology::folder::FolderError;
 
 /// Why a benchmark could not be run to its end.
 #[derive(Debug, thiserror::Error)]
@@ -46,4 +52,29 @@ pub enum BenchError {
     Diverged,
     #[error("loopback sockets for comparison: {0}")]
     Loopback(#[source] io::Error),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(
+        "the workers ended with different parameters: this is a defect of the machine or of \
+         annulet; please report it"
+    )]
+    ReplicasDiffer,
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+}
+
+impl BenchError {
+    /// Whether a peer, and not this node, is at fault.
+    fn is_about_a_peer(&self) -> bool {
+        match self {
+            BenchError::Net(error) | BenchError::Collective(CollectiveError::Net(error)) => {
+                error.is_about_a_peer()
+            }
+            _ => false,
+        }
+    }
 }

@@ -108,7 +108,7 @@ pub fn measure_steps(
     plan: &StepPlan,
     progress: &mut dyn FnMut(&str),
 ) -> Result<StepReport, BenchError> {
-    let dataset = Arc::new(dataset());
+    let dataset = Arc::new(images_without_sense());
     let largest = plan.batches.iter().copied().max().unwrap_or(1);
     let mut found = None;
     let mut rows = Vec::new();
@@ -156,7 +156,7 @@ fn multiply_adds_per_image() -> u64 {
 }
 
 /// Images without sense; what they are does not change the time.
-fn dataset() -> Dataset {
+pub(super) fn images_without_sense() -> Dataset {
     let set = |samples: usize| ImageSet {
         pixels: (0..samples * IMAGE_PIXELS).map(|i| ((i * 2_654_435_761) >> 9) as u8).collect(),
         labels: (0..samples).map(|i| (i % CLASSES) as u8).collect(),

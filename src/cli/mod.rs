@@ -15,7 +15,9 @@ mod network_flags;
 mod output;
 mod predict;
 mod progress;
+mod report;
 mod run_flags;
+mod scenario_flags;
 mod server;
 mod topology_flags;
 mod train;
@@ -48,6 +50,8 @@ enum Command {
     /// Measure what this machine can do
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Make a page with charts of runs and sweeps
+    Report(report::ReportArguments),
     /// List the adapters: backend, kind, driver, the limits that matter
     Devices(devices::DevicesArguments),
     /// Make a cluster key: what lets workers on several machines trust each other
@@ -85,6 +89,7 @@ pub unsafe fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Eval(arguments) => unsafe { eval::run(arguments) },
         Command::Predict(arguments) => unsafe { predict::run(arguments) },
         Command::Bench(command) => unsafe { bench::run(command) },
+        Command::Report(arguments) => report::run(arguments),
         Command::Devices(arguments) => unsafe { devices::run(arguments) },
         Command::Key(arguments) => key::run(arguments),
     }

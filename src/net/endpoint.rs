@@ -152,11 +152,12 @@ impl Endpoint {
             .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
         let loopback = Configs::new(key, settings, settings.loopback_mtu)?;
         let elsewhere = Configs::new(key, settings, settings.mtu)?;
+        let link = settings.link.filter(|link| !link.is_transparent());
         // An emulated link has the packets of a real one, wherever it leads.
-        let loopback = if settings.link.is_some() { elsewhere.clone() } else { loopback };
+        let loopback = if link.is_some() { elsewhere.clone() } else { loopback };
         let server = ServerConfig::clone(&elsewhere.server);
         let runtime = Arc::new(quinn::TokioRuntime);
-        let quinn = match settings.link {
+        let quinn = match link {
             None => quinn::Endpoint::new(config, Some(server), socket, runtime),
             Some(profile) => {
                 // Endpoints of one machine must not lose the same packets.

@@ -61,6 +61,14 @@ const fn preset(bits_per_s: u64, latency_us: u64, jitter_us: u64, loss_ppm: u32)
     }
 }
 
+impl LinkProfile {
+    /// Whether packets pass as if there were no card at all.
+    pub fn is_transparent(&self) -> bool {
+        let LinkProfile { bits_per_s, latency, jitter, loss_ppm, queue: _ } = self;
+        *bits_per_s == 0 && latency.is_zero() && jitter.is_zero() && *loss_ppm == 0
+    }
+}
+
 /// What is wrong with a profile's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -84,7 +92,7 @@ impl FromStr for LinkProfile {
         for part in text.split('/') {
             let fault = |expected| LinkSyntaxError { part: part.to_owned(), expected };
             if let Some(value) = part.strip_prefix("jitter=") {
-                profile.jitter = duration(value).ok_or(fault("not a time such as 0.5ms"))?;
+                profile.jitter = parse_duration(value).ok_or(fault("not a time such as 0.5ms"))?;
             } else if let Some(value) = part.strip_prefix("queue=") {
                 let packets = value.parse().ok().filter(|&packets| packets > 0);
                 profile.queue = packets.ok_or(fault("not a number of packets"))?;
@@ -95,7 +103,7 @@ impl FromStr for LinkProfile {
                     }
                     1 => {
                         profile.latency =
-                            duration(part).ok_or(fault("not a time such as 0.5ms"))?;
+                            parse_duration(part).ok_or(fault("not a time such as 0.5ms"))?;
                     }
                     2 => profile.loss_ppm = loss(part).ok_or(fault("not a loss such as 0.1%"))?,
                     _ => return Err(fault("more than rate, latency and loss")),
@@ -116,7 +124,8 @@ fn rate(text: &str) -> Option<u64> {
     (1e3..=1e13).contains(&bits).then_some(bits as u64)
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// A time of up to ten seconds, such as `0.5ms`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let (number, unit) =
         units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)))?;

@@ -4,7 +4,11 @@
 //! measured by `bench topology` or simulated here, so that the two are compared field by field.
 
 pub mod cell;
+pub mod scaling;
 pub mod scenario;
 
 pub use cell::{Cell, CellSource, NodeBytes, Staleness, StepTimes};
-pub use scenario::{Compute, Scenario, ScenarioSyntaxError, Slowdown, Topology};
+pub use scaling::Scaling;
+pub use scenario::{
+    Compute, ComputeSyntaxError, Scenario, ScenarioSyntaxError, ServerCount, Slowdown, Topology,
+};

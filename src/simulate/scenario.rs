@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::exchange::Strategy;
-use crate::protocol::link::LinkProfile;
+use crate::protocol::link::{self, LinkProfile};
 use crate::protocol::parameter_server::Mode;
 
 /// One cell of a sweep.
@@ -80,10 +80,14 @@ impl Scenario {
         }
     }
 
-    /// Whether so many workers can be in this topology: of backup workers at least one must count.
+    /// Whether so many workers can be in this topology, of which at least one gradient must count,
+    /// and the slow one is among them.
     pub fn is_possible(&self) -> bool {
-        !matches!(self.topology,
-            Topology::Servers { mode: Mode::Backup { spare }, .. } if spare >= self.workers)
+        let counts = match self.topology {
+            Topology::Servers { mode: Mode::Backup { spare }, .. } => spare < self.workers,
+            _ => self.workers > 0,
+        };
+        counts && self.straggler.is_none_or(|straggler| straggler.rank < self.workers)
     }
 
     /// How long a step would take if messages cost nothing, given what each worker computes in one,
@@ -110,6 +114,28 @@ impl Scenario {
     /// Bytes of the gradient.
     pub fn bytes(&self) -> u64 {
         4 * self.elements as u64
+    }
+}
+
+/// What is wrong with the text of a time to compute.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no time to compute; write a time such as 20ms, or kernels")]
+pub struct ComputeSyntaxError {
+    text: String,
+}
+
+/// A [trace](Compute::Trace) is read from a run, not written here.
+impl FromStr for Compute {
+    type Err = ComputeSyntaxError;
+
+    fn from_str(text: &str) -> Result<Compute, ComputeSyntaxError> {
+        if text == "kernels" {
+            return Ok(Compute::Kernels);
+        }
+        let batch = link::parse_duration(text);
+        batch
+            .map(|batch| Compute::Synthetic { batch })
+            .ok_or_else(|| ComputeSyntaxError { text: text.to_owned() })
     }
 }
 
@@ -174,6 +200,43 @@ impl fmt::Display for Topology {
     }
 }
 
+impl FromStr for Slowdown {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Slowdown, String> {
+        let parse = || {
+            let (rank, ms) = text.split_once(':')?;
+            let ms: f64 = ms.strip_suffix("ms").unwrap_or(ms).parse().ok()?;
+            let delay = Duration::try_from_secs_f64(ms / 1e3).ok()?;
+            Some(Slowdown { rank: rank.parse().ok()?, delay })
+        };
+        parse().ok_or_else(|| format!("{text:?}: write RANK:MS, such as 1:20"))
+    }
+}
+
+/// As it is parsed.
+impl fmt::Display for Slowdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}:{}ms", self.rank, self.delay.as_secs_f64() * 1e3))
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: &Duration| format!("{}ms", time.as_secs_f64() * 1e3);
+        f.pad(&match self {
+            Compute::Kernels => "real kernels".to_owned(),
+            Compute::Synthetic { batch } => format!("synthetic compute {}", ms(batch)),
+            Compute::Trace { batch, digest } => {
+                format!(
+                    "synthetic compute {:.3}ms by trace {digest:08x}",
+                    batch.as_secs_f64() * 1e3
+                )
+            }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +265,17 @@ mod tests {
         for text in ["", "rings", "server*0", "server*x", "staleness", "backup=-1", "ring*2"] {
             let error = text.parse::<Topology>().unwrap_err();
             assert!(error.to_string().starts_with(&format!("{text:?} is no topology")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_time_to_compute_is_read() {
+        let batch = Duration::from_micros(1_500);
+        assert_eq!("1.5ms".parse(), Ok(Compute::Synthetic { batch }));
+        assert_eq!("kernels".parse(), Ok(Compute::Kernels));
+        for text in ["", "20", "-1ms", "kernel"] {
+            let error = text.parse::<Compute>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{text:?} is no time")), "{error}");
         }
     }
 
@@ -237,5 +311,17 @@ mod tests {
         assert_eq!(step("backup=1"), 2.0);
         assert_eq!(step("async"), 3.0 / 1.75);
         assert!(scenario("backup=2").is_possible() && !scenario("backup=3").is_possible());
+        let straggler = |text: &str| Some(text.parse().unwrap());
+        assert!(Scenario { straggler: straggler("2:1"), ..scenario("ring") }.is_possible());
+        assert!(!Scenario { straggler: straggler("3:1"), ..scenario("ring") }.is_possible());
+    }
+
+    #[test]
+    fn a_slowdown_is_read_as_it_is_written() {
+        let slowdown = "2:1.5ms".parse::<Slowdown>().unwrap();
+        assert_eq!(slowdown, Slowdown { rank: 2, delay: Duration::from_micros(1_500) });
+        assert_eq!(slowdown.to_string(), "2:1.5ms");
+        assert_eq!("0:20".parse::<Slowdown>().unwrap().to_string(), "0:20ms");
+        assert!("1".parse::<Slowdown>().is_err() && "1:-1".parse::<Slowdown>().is_err());
     }
 }

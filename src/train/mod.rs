@@ -12,6 +12,7 @@ mod run;
 pub mod run_folder;
 pub mod server;
 pub mod straggler;
+pub mod synthetic;
 pub mod trainer;
 mod transfer;
 pub mod update;
