@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 
@@ -37,6 +37,15 @@ pub struct TrainArguments {
     #[arg(long, env = "ANNULET_MIN_WORKERS", value_name = "WORKERS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     min_workers: u64,
+    /// Let no worker come in when there are so many [default: --workers]
+    #[arg(long, env = "ANNULET_MAX_WORKERS", value_name = "WORKERS",
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    max_workers: Option<u64>,
+    /// Seconds that workers wait for each other at the start, or to be let in later: they compile
+    /// their kernels on the same cores
+    #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    join_timeout: u64,
     /// Start a new worker in the place of one that is lost, up to so many times
     #[arg(long, env = "ANNULET_RESTART", value_name = "TIMES", default_value_t = 0)]
     restart: u64,
@@ -70,9 +79,17 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let servers = arguments.topology.resolve(workers)?;
-    if servers.is_some() && (arguments.min_workers > 1 || arguments.restart > 0) {
+    let workers_max = arguments.max_workers.unwrap_or(arguments.workers) as usize;
+    let least = workers.max(arguments.min_workers as usize);
+    if arguments.max_workers.is_some() && workers_max < least {
+        return Err(CommandError::Usage(format!(
+            "--max-workers {workers_max}: there are to be {least} at least; give a larger number"
+        )));
+    }
+    let changes_size = arguments.min_workers > 1 || arguments.max_workers.is_some();
+    if servers.is_some() && (changes_size || arguments.restart > 0) {
         return Err(CommandError::Usage(
-            "--min-workers and --restart belong to --topology ring: a server's workers are not \
+            "--min-workers, --max-workers and --restart belong to --topology ring: a server's workers are not \
              replaced; leave them out"
                 .into(),
         ));
@@ -97,6 +114,8 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
         let group = LocalGroup {
             plan,
             workers_min: arguments.min_workers as usize,
+            workers_max,
+            join_timeout: Duration::from_secs(arguments.join_timeout),
             restarts_max: arguments.restart as usize,
             assignments,
             run_id: run_id(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 
@@ -85,10 +85,6 @@ pub unsafe fn run(arguments: WorkerArguments) -> Result<(), CommandError> {
     // SAFETY: the caller's promise.
     unsafe { run_by_hand(arguments) }
 }
-
-/// How long a launched worker waits for its siblings: they start in the same moment, but their
-/// kernels are compiled on the same cores.
-const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// # Safety
 /// As [`run`].
@@ -172,7 +168,7 @@ fn follow_orders() -> Result<(), CommandError> {
             workers,
             servers: peer_addresses(&addresses[workers.min(addresses.len())..]),
             run_id,
-            join_timeout: LAUNCHED_JOIN_TIMEOUT,
+            join_timeout: order.join_timeout,
         };
         return work_around_servers(plan, servers, place, order.launched_at_us, stop);
     }
@@ -188,9 +184,9 @@ fn follow_orders() -> Result<(), CommandError> {
     let settings = Settings {
         acceptors: Acceptors::Launcher,
         failure_timeout: plan.network.transport.failure_timeout,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        join_timeout: order.join_timeout,
         members_min: order.workers_min,
-        members_max: order.workers,
+        members_max: order.workers_max,
     };
     let leave = to_membership.clone();
     Interrupt::install_in_group(stop.clone(), move || {
@@ -204,7 +200,7 @@ fn follow_orders() -> Result<(), CommandError> {
         me: Member { id, addresses: vec![address.to_string()] },
         first,
         settings,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        join_timeout: order.join_timeout,
         inbox: (to_membership, inbox),
         way: Way::Launcher(Box::new(ByLauncher)),
         stop: stop.clone(),

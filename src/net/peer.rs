@@ -494,6 +494,8 @@ pub(super) async fn hear(
         return Err(failed);
     }
     let greeting = read_frame(&mut receive).await?;
+    // A socket for both IPv6 and IPv4 sees the latter's addresses in disguise.
+    let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     Ok(Caller { address, connection, send, receive, greeting })
 }
 
