@@ -69,7 +69,7 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (servers, straggler) = arguments.topology.resolve(workers)?;
+    let servers = arguments.topology.resolve(workers)?;
     if servers.is_some() && (arguments.min_workers > 1 || arguments.restart > 0) {
         return Err(CommandError::Usage(
             "--min-workers and --restart belong to --topology ring: a server's workers are not \
@@ -77,8 +77,8 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
                 .into(),
         ));
     }
-    let network =
-        NetworkPlan { servers, straggler, ..arguments.network.resolve(!arguments.no_overlap)? };
+    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let network = NetworkPlan { servers, ..arguments.topology.shares.resolve(network) };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
@@ -156,6 +156,7 @@ pub fn plan_worker(
             config: table,
             checkpoint_every: output.checkpoint_every,
             keep: output.keep,
+            is_own: false,
         }),
     })
 }
