@@ -37,6 +37,7 @@ fn plan(servers: Option<ServerPlan>) -> WorkerPlan {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     }
 }
 

@@ -30,7 +30,8 @@ use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
-use super::train::{WORKERS_MAX, plan_worker, report};
+use super::train::{WORKERS_MAX, plan_timeline, plan_worker, report};
+use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
@@ -75,6 +76,12 @@ pub struct WorkerArguments {
     no_overlap: bool,
     #[command(flatten)]
     output: OutputFlags,
+    /// Write what this worker did when to timeline-RANK.json in --out, for ui.perfetto.dev or
+    /// chrome://tracing: the first and the last few hundred steps
+    #[arg(long, env = "ANNULET_TIMELINE", help_heading = "Output")]
+    timeline: bool,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 /// # Safety
@@ -107,6 +114,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         ..arguments.network.resolve(!arguments.no_overlap)?
     };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    plan.timeline = plan_timeline(&plan, arguments.timeline, rank as u64);
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
@@ -114,6 +122,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
 
     if !arguments.server.is_empty() {
         plan.folder = None;
+        arguments.metrics.refuse()?;
         let workers = arguments.workers.map_or(0, |workers| workers as usize);
         let place = arguments.group.place_around(arguments.server, workers)?;
         let mut display = Display::new(arguments.json);
@@ -126,12 +135,14 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
     let alone = arguments.group.peers.len() == 1;
     let membership = match arguments.group.place()? {
         Some(place) if !alone => Membership::group(place),
         _ => Membership::solo(),
     };
-    let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
+    let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut observer)?;
     report(&summary, arguments.json, folder)
 }
 

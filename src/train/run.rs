@@ -12,6 +12,7 @@ use super::metrics::{
     BytesPerStep, EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals,
     ViewReport, hex, milliseconds,
 };
+use super::progress::Progress;
 use super::run_folder::RunFolder;
 use super::trainer::{TrainError, Trainer, parameters_sha256};
 use super::views::{Regrouped, Standing};
@@ -45,6 +46,7 @@ pub(super) struct Run {
     /// What the collective was busy with in steps: not with digests and evaluations.
     comm_busy: Duration,
     last_step_event: Option<Instant>,
+    progress: Progress,
     stopped: bool,
 }
 
@@ -63,6 +65,7 @@ impl Run {
             views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
+            progress: Progress::default(),
             stopped: false,
             trainer,
         }
@@ -160,6 +163,7 @@ impl Run {
         if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
             self.last_step_event = Some(Instant::now());
             observer.event(Event::Step(report));
+            self.tell_progress(observer);
         }
         Ok(())
     }
@@ -187,6 +191,7 @@ impl Run {
         let stood_still = self.moved_at.elapsed();
         self.moved_at = Instant::now();
         self.redone_steps += redone;
+        self.progress.redone_steps += redone;
         if rank == 0
             && self.trainer.folder.is_none()
             && let Some(path) = &self.trainer.heir_of
@@ -242,7 +247,17 @@ impl Run {
             folder.append(&MetricsLine::Epoch(report.clone()))?;
         }
         observer.event(Event::Epoch(report.clone()));
+        self.progress.epoch(&report);
+        self.tell_progress(observer);
         Ok(report)
+    }
+
+    /// Tells the sums so far.
+    fn tell_progress(&mut self, observer: &mut dyn Observer) {
+        self.progress.traffic = self.trainer.update.report().traffic;
+        self.progress.workers = self.trainer.update.workers();
+        self.progress.generation = self.views.last().map_or(0, |view| view.generation);
+        observer.event(Event::Progress(Box::new(self.progress.clone())));
     }
 
     /// Says after the first step which algorithms the run begins with, if there was a choice; which
@@ -290,7 +305,7 @@ impl Run {
         });
         self.step_ms.push(milliseconds(wall) as f32);
         self.first_step_ms.get_or_insert_with(|| milliseconds(self.trainer.started_at.elapsed()));
-        Ok(StepReport {
+        let report = StepReport {
             step: self.trainer.state.step,
             epoch: epoch + 1,
             loss: outcome.loss_sum / f64::from(outcome.samples.max(1)),
@@ -300,7 +315,9 @@ impl Run {
             comm_ms: milliseconds(outcome.comm),
             redone: outcome.redone,
             server: outcome.server,
-        })
+        };
+        self.progress.step(&report, outcome.samples);
+        Ok(report)
     }
 
     /// Writes the state, which must be whole, if this worker writes.
