@@ -23,6 +23,7 @@ mod scenario_flags;
 mod server;
 mod topology_flags;
 mod train;
+mod watch_flags;
 mod worker;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -362,6 +362,7 @@ mod tests {
             adapter: None,
             cores: 1,
             resume: None,
+            timeline: None,
             folder: None,
         };
         let group = LocalGroup {

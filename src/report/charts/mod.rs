@@ -8,19 +8,21 @@ pub mod loss;
 pub mod scaling;
 pub mod staleness;
 pub mod step_time;
+pub mod timeline;
 
 use super::html::Figure;
 use super::source::Sources;
 
 /// All figures, in the order of the page.
 pub fn figures(sources: &Sources) -> Vec<Figure> {
-    let charts: [fn(&Sources) -> Option<Figure>; 7] = [
+    let charts: [fn(&Sources) -> Option<Figure>; 8] = [
         loss::figure,
         accuracy::figure,
         scaling::figure,
         step_time::figure,
         busiest_node::figure,
         staleness::figure,
+        timeline::figure,
         agreement::figure,
     ];
     charts.into_iter().filter_map(|chart| chart(sources)).collect()
