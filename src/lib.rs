@@ -19,8 +19,9 @@
 //! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives, the star, the emulated card |
 //! | [`train`] | the trainer, steps by all-reduce or by parameter servers, evaluation, checkpoints, metrics |
 //! | [`launch`] | local processes and threads: workers and servers |
-//! | [`simulate`] | scenarios, and what becomes of them in virtual time |
+//! | [`simulate`] | scenarios, what becomes of them in virtual time, and how far that is from what was measured |
 //! | [`bench`](mod@bench) | benchmarks: a worker's step, the collective, statistics |
+//! | [`report`] | runs and sweeps in pictures: one HTML page |
 //! | [`cli`] | one file a subcommand |
 //!
 //! # The layering rule
@@ -28,7 +29,7 @@
 //! Imports go downward only:
 //!
 //! ```text
-//! cli -> {bench, launch} -> {train, simulate} -> {gpu, net} -> {reference, data, numerics} -> {protocol, model, config}
+//! cli -> {bench, report, launch} -> {train, simulate} -> {gpu, net} -> {reference, data, numerics} -> {protocol, model, config}
 //! ```
 //!
 //! `gpu` and `net` never see each other; `train` knows them through two traits,
@@ -71,5 +72,6 @@ pub mod net;
 pub mod numerics;
 pub mod protocol;
 pub mod reference;
+pub mod report;
 pub mod simulate;
 pub mod train;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// never see each other.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["bench", "launch"],
+    &["bench", "report", "launch"],
     &["train", "simulate"],
     &["gpu", "net"],
     &["reference", "data", "numerics"],

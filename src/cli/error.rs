@@ -9,6 +9,7 @@ use crate::gpu::GpuError;
 use crate::launch::LaunchError;
 use crate::net::NetError;
 use crate::net::identity::KeyError;
+use crate::report::ReportError;
 use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 
@@ -37,6 +38,8 @@ pub enum CommandError {
     Launch(#[from] LaunchError),
     #[error(transparent)]
     Bench(#[from] BenchError),
+    #[error(transparent)]
+    Report(#[from] ReportError),
 }
 
 impl CommandError {
@@ -50,6 +53,7 @@ impl CommandError {
             CommandError::Write { .. }
             | CommandError::WrongSums { .. }
             | CommandError::Output(_)
+            | CommandError::Report(_)
             | CommandError::Bench(_) => 1,
             CommandError::Interrupted { .. } | CommandError::Aborted => 130,
             CommandError::Launch(error) => error.exit_code(),

@@ -4,6 +4,8 @@
 //! `ANNULET_*` variable, else from the `--config` file, else from the defaults.
 
 mod bench;
+mod bench_topology;
+mod compute_flag;
 mod devices;
 mod error;
 mod eval;
@@ -15,9 +17,11 @@ mod network_flags;
 mod output;
 mod predict;
 mod progress;
+mod report;
 mod run_flags;
 mod scenario_flags;
 mod server;
+mod simulate;
 mod topology_flags;
 mod train;
 mod worker;
@@ -49,6 +53,10 @@ enum Command {
     /// Measure what this machine can do
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Make a page with charts of runs and sweeps
+    Report(report::ReportArguments),
+    /// Predict what topologies would do on machines that are not here: 1 to thousands of workers
+    Simulate(Box<simulate::SimulateArguments>),
     /// List the adapters: backend, kind, driver, the limits that matter
     Devices(devices::DevicesArguments),
     /// Make a cluster key: what lets workers on several machines trust each other
@@ -86,6 +94,8 @@ pub unsafe fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Eval(arguments) => unsafe { eval::run(arguments) },
         Command::Predict(arguments) => unsafe { predict::run(arguments) },
         Command::Bench(command) => unsafe { bench::run(command) },
+        Command::Report(arguments) => report::run(arguments),
+        Command::Simulate(arguments) => simulate::run(*arguments),
         Command::Devices(arguments) => unsafe { devices::run(arguments) },
         Command::Key(arguments) => key::run(arguments),
     }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::elastic::{ElasticPlace, Input};
+use crate::launch::elastic::ElasticPlace;
+use crate::launch::member_thread::{Input, Messenger};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::star::{StarPlace, run_served_worker, run_server};
 use crate::launch::threads::bind_loopback;
@@ -19,7 +20,7 @@ use crate::launch::worker::{
 };
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
-use crate::protocol::membership::{Acceptors, Member, Settings};
+use crate::protocol::membership::{Acceptors, Member, MemberId, Message, Party, Settings};
 use crate::train::event::Event;
 use crate::train::server::ServerPlan;
 
@@ -186,6 +187,11 @@ fn follow_orders() -> Result<(), CommandError> {
         members_min: order.workers_min,
         members_max: order.workers,
     };
+    let leave = to_membership.clone();
+    Interrupt::install_in_group(stop.clone(), move || {
+        // A membership that is over has been left already.
+        let _ = leave.send(Input::Leave);
+    });
     let membership = Membership::elastic(ElasticPlace {
         socket,
         key,
@@ -195,7 +201,8 @@ fn follow_orders() -> Result<(), CommandError> {
         settings,
         join_timeout: LAUNCHED_JOIN_TIMEOUT,
         inbox: (to_membership, inbox),
-        send: Box::new(|to, message| say(&FromWorker::Message { to, message })),
+        messenger: Box::new(ByLauncher),
+        stop: stop.clone(),
         speaks: speaks.clone(),
     });
     let mut tell = |body: Event| {
@@ -203,8 +210,19 @@ fn follow_orders() -> Result<(), CommandError> {
             say(&FromWorker::Event { body });
         }
     };
-    run_worker(plan, membership, instant_of(order.launched_at_us), stop, &mut tell)?;
-    Ok(())
+    match run_worker(plan, membership, instant_of(order.launched_at_us), stop, &mut tell) {
+        Err(error) if error.is_leave() => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
+}
+
+/// Messages go by way of the launcher.
+struct ByLauncher;
+
+impl Messenger for ByLauncher {
+    fn send(&mut self, from: MemberId, to: Party, message: Message) {
+        say(&FromWorker::Message { from, to, message });
+    }
 }
 
 /// As a worker or a server of a star; the first server tells for all.

@@ -1,27 +1,21 @@
-//! A launched worker's part in the membership: the state machine on a thread of its own, between
-//! the launcher's pipe and the trainer.
-//!
-//! The trainer may be in the middle of a long computation when a view ends. So that nobody waits
-//! for it, a view is ended by the thread here: it shuts the gate through which each completed step
-//! must go ([`Views::completing`]), interrupts the group, and answers for the trainer, which finds
-//! out at its next step.
+//! The trainer's side of the membership: it joins the group of one view after the other, as the
+//! [membership's thread](super::member_thread) says.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::{ClusterKey, GroupOptions, Interrupt, NetError, PeerAddress};
-use crate::protocol::membership::{
-    Action, Change, Ending, Member, MemberId, Membership, Message, Party, Settings, View,
-};
+use crate::protocol::membership::{Member, MemberId, Membership, Party, Settings, View};
 use crate::protocol::time::Time;
 use crate::train::TrainError;
 use crate::train::collective::{CollectiveError, Group};
 use crate::train::views::{Joined, Views};
 
 use super::LaunchError;
+use super::member_thread::{Input, MemberThread, Messenger, Shared};
 use super::worker::NetworkPlan;
 
 /// What a launched worker knows of its group.
@@ -37,29 +31,11 @@ pub struct ElasticPlace {
     /// How long the others may take to be there at first.
     pub join_timeout: Duration,
     pub inbox: (Sender<Input>, Receiver<Input>),
-    /// Sends a message by way of the launcher.
-    pub send: Box<dyn Fn(Party, Message) + Send>,
+    pub messenger: Box<dyn Messenger>,
+    /// Ends the run for all after the current step.
+    pub stop: Arc<AtomicBool>,
     /// Whether this worker has rank 0 and speaks for all.
     pub speaks: Arc<AtomicBool>,
-}
-
-/// What the membership's thread is told.
-pub enum Input {
-    Message {
-        from: Party,
-        message: Message,
-    },
-    /// A worker's process has ended.
-    Exited {
-        id: MemberId,
-        why: String,
-    },
-    /// The trainer's group has failed in the view of this generation.
-    Broken {
-        generation: u32,
-        culprit: Option<MemberId>,
-        why: String,
-    },
 }
 
 /// After a change, how many failure timeouts the others may take to be there: they have loaded
@@ -87,32 +63,6 @@ struct Place {
     speaks: Arc<AtomicBool>,
 }
 
-/// Between the trainer and the membership's thread.
-struct Shared {
-    gate: Mutex<Gate>,
-    changed: Condvar,
-}
-
-struct Gate {
-    /// The generation in which steps may be completed, if they may.
-    open: Option<u32>,
-    /// Steps completed by the trainer's state, once it has one that counts.
-    completed: Option<u64>,
-    /// Of the group in use.
-    interrupt: Interrupt,
-    /// The view that the trainer is to join.
-    next: Option<View>,
-    /// What changed in views that ended before the trainer could join them.
-    passed: Vec<Change>,
-    ending: Option<Ending>,
-}
-
-impl Shared {
-    fn gate(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl LaunchedViews {
     /// Starts the membership's thread, and joins the first view's group if there is one.
     ///
@@ -129,25 +79,28 @@ impl LaunchedViews {
         let first = first.map(|first| View { start_step: step, ..first });
         let id = me.id;
         let interrupt = Interrupt::default();
-        let gate = Gate {
-            open: first.as_ref().map(|first| first.generation),
-            completed: first.as_ref().map(|first| first.start_step),
-            interrupt: interrupt.clone(),
-            next: None,
-            passed: Vec::new(),
-            ending: None,
-        };
-        let shared = Arc::new(Shared { gate: Mutex::new(gate), changed: Condvar::new() });
+        let shared = Arc::new(Shared::new(first.as_ref(), interrupt.clone()));
         let failure_timeout = settings.failure_timeout;
-        let origin = Instant::now();
         let membership = match &first {
-            Some(first) => Membership::member(settings, id, first.clone()),
-            None => Membership::joiner(Time::ZERO, settings, me, vec![Party::Launcher]),
+            Some(first) => Membership::member(settings.clone(), id, first.clone()),
+            None => {
+                let contacts = vec![Party::Launcher];
+                Membership::joiner(Time::ZERO, settings.clone(), me.clone(), contacts)
+            }
         };
         let (to_thread, inbox) = place.inbox;
-        let thread = Thread { membership, shared: shared.clone(), send: place.send };
         let speaks = place.speaks;
-        std::thread::spawn(move || thread.run(origin, &inbox));
+        let thread = MemberThread {
+            membership,
+            me,
+            settings,
+            shared: shared.clone(),
+            messenger: place.messenger,
+            stop: place.stop,
+            speaks: speaks.clone(),
+            origin: Instant::now(),
+        };
+        std::thread::spawn(move || thread.run(&inbox));
         let place =
             Place { socket, key, run_id, id, config_digest, network, failure_timeout, speaks };
         let group =
@@ -208,7 +161,8 @@ impl Views for LaunchedViews {
                 // A thread that is gone has left an ending.
                 let _ = self.to_thread.send(failure);
             }
-            let (view, interrupt) = self.wait()?;
+            let (view, interrupt, id) = self.wait()?;
+            self.place.id = id;
             self.view = Some(view.clone());
             let patience = self.place.failure_timeout * REJOIN_TIMEOUTS;
             match self.place.join(&view, patience, interrupt) {
@@ -228,17 +182,17 @@ impl Views for LaunchedViews {
 
 impl LaunchedViews {
     /// Waits for the next view, in which steps may be completed from now on.
-    fn wait(&self) -> Result<(View, Interrupt), TrainError> {
+    fn wait(&self) -> Result<(View, Interrupt, MemberId), TrainError> {
         let mut gate = self.shared.gate();
         loop {
             if let Some(ending) = &gate.ending {
                 return Err(TrainError::Parted(Box::new(ending.clone())));
             }
-            if let Some(mut view) = gate.next.take() {
+            if let Some((mut view, id)) = gate.next.take() {
                 view.changes = [std::mem::take(&mut gate.passed), view.changes].concat();
                 gate.open = Some(view.generation);
                 gate.interrupt = Interrupt::default();
-                return Ok((view, gate.interrupt.clone()));
+                return Ok((view, gate.interrupt.clone(), id));
             }
             gate = self.shared.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
@@ -254,85 +208,4 @@ fn broken(view: &View, me: MemberId, error: &CollectiveError) -> Input {
     let culprit = culprit.and_then(|rank| view.members.get(rank)).map(|member| member.id);
     let culprit = culprit.filter(|&id| id != me);
     Input::Broken { generation: view.generation, culprit, why: error.to_string() }
-}
-
-/// The membership's thread.
-struct Thread {
-    membership: Membership,
-    shared: Arc<Shared>,
-    send: Box<dyn Fn(Party, Message) + Send>,
-}
-
-impl Thread {
-    fn run(mut self, origin: Instant, inbox: &Receiver<Input>) {
-        let now = || Time::after_origin(origin.elapsed());
-        loop {
-            if self.act(&now) {
-                return;
-            }
-            let wait = self.membership.poll_timeout().map(|at| at.since(now()));
-            let input = match wait {
-                Some(wait) => inbox.recv_timeout(wait),
-                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match input {
-                Ok(input) => self.handle(now(), input),
-                Err(RecvTimeoutError::Timeout) => self.membership.handle_timeout(now()),
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
-    }
-
-    /// Does what there is to do; says whether it is over.
-    fn act(&mut self, now: &impl Fn() -> Time) -> bool {
-        while let Some(action) = self.membership.poll_action() {
-            match action {
-                Action::Send { to, message } => (self.send)(to, message),
-                Action::Halt { why } => {
-                    let completed = self.halt(&why);
-                    self.membership.handle_halted(now(), completed);
-                }
-                Action::Install { view } => {
-                    self.shared.gate().next = Some(*view);
-                    self.shared.changed.notify_all();
-                }
-                Action::End(ending) => {
-                    self.halt(&ending.to_string());
-                    self.shared.gate().ending = Some(ending);
-                    self.shared.changed.notify_all();
-                    return true;
-                }
-            }
-        }
-        false
-    }
-
-    fn handle(&mut self, now: Time, input: Input) {
-        match input {
-            Input::Message { from, message } => self.membership.handle_message(now, from, message),
-            Input::Exited { id, why } => self.membership.handle_lost(now, id, why, true),
-            Input::Broken { generation, culprit, why } => {
-                let current = self.membership.view().map(|view| view.generation);
-                if current != Some(generation) {
-                    return;
-                }
-                if let Some(id) = culprit {
-                    self.membership.handle_lost(now, id, why.clone(), false);
-                }
-                let completed = self.halt(&why);
-                self.membership.handle_halted(now, completed);
-            }
-        }
-    }
-
-    /// Lets nothing more be completed in this view, and says how many steps are.
-    fn halt(&self, why: &str) -> Option<u64> {
-        let mut gate = self.shared.gate();
-        gate.open = None;
-        if let Some(view) = gate.next.take() {
-            gate.passed.extend(view.changes);
-        }
-        gate.interrupt.raise(why);
-        gate.completed
-    }
 }

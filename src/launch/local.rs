@@ -6,22 +6,22 @@
 //! closes ends at once, so that no worker outlives its launcher, however that one ended.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
-use crate::protocol::membership::{Arbiter, ArbiterAction, Member, MemberId, Message, Party, View};
+use crate::protocol::membership::{Arbiter, MemberId};
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::RunSummary;
 use crate::train::server::ServerPlan;
 
 use super::LaunchError;
 use super::adapters::Assignment;
-use super::pipe::{FromWorker, ToWorker, WorkerOrder, unix_time_us};
+use super::pipe::{FromWorker, ToWorker, unix_time_us};
 use super::process::{Children, LINES_KEPT, News, ending_text};
+use super::spawner::Spawner;
 use super::worker::WorkerPlan;
 
 /// How long a worker may take from its start to a bound socket: it has loaded nothing yet.
@@ -94,81 +94,28 @@ impl LocalGroup<'_> {
     }
 }
 
-/// Starts worker and server processes.
-struct Spawner<'a> {
-    group: LocalGroup<'a>,
-    program: PathBuf,
-    key: String,
-    launched_at_us: u64,
-    news: Sender<(usize, News)>,
-}
-
-impl Spawner<'_> {
-    /// Starts a worker on the adapter of this place, or a server, whose places stand behind those of
-    /// the workers; and gives it its order.
-    fn spawn(&self, children: &mut Children, place: usize, joins: bool) -> Result<(), LaunchError> {
-        let mut command = Command::new(&self.program);
-        command
-            .args(["worker", "--launched"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        #[cfg(unix)]
-        {
-            // Ctrl-C goes to the launcher alone, which ends the run at a step's border.
-            std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        }
-        let child = command.spawn().map_err(LaunchError::Spawn)?;
-        let index = children.list.len();
-        let child = children.add(child, index, place, &self.news);
-        // Servers compute nothing.
-        let idle = Assignment { adapter: None, cores: 1 };
-        let workers = self.group.assignments.len();
-        let assignment = self.group.assignments.get(place).unwrap_or(&idle);
-        // Around servers the first of them writes; else any worker may come to write for all.
-        let writes = self.group.plan.network.servers.is_none() || place == workers;
-        let plan = WorkerPlan {
-            adapter: assignment.adapter.clone(),
-            cores: assignment.cores,
-            folder: self.group.plan.folder.clone().filter(|_| writes),
-            ..self.group.plan.clone()
-        };
-        child.send(&ToWorker::Order(Box::new(WorkerOrder {
-            id: MemberId(index as u64),
-            joins,
-            workers_min: self.group.workers_min,
-            workers,
-            run_id: self.group.run_id.clone(),
-            cluster_key_pem: self.key.clone(),
-            plan,
-            launched_at_us: self.launched_at_us,
-        })));
-        Ok(())
-    }
-}
-
 /// The group under way.
-struct Supervisor<'a> {
+pub(super) struct Supervisor<'a> {
     spawner: Spawner<'a>,
-    children: Children,
+    pub(super) children: Children,
     /// Children that are workers at the start; with servers, all others are these.
     workers: usize,
-    servers: Option<ServerPlan>,
+    pub(super) servers: Option<ServerPlan>,
     /// Of those that the run begins with.
-    bound: Vec<Option<Vec<SocketAddr>>>,
+    pub(super) bound: Vec<Option<Vec<SocketAddr>>>,
     /// Of the newest view.
-    members: Vec<MemberId>,
+    pub(super) members: Vec<MemberId>,
     /// Workers that were started in the place of lost ones.
     restarts: usize,
     /// Elects views, once the first one is known.
-    arbiter: Option<Arbiter>,
+    pub(super) arbiter: Option<Arbiter>,
     /// Children whose output is still open.
     open: usize,
     summary: Option<RunSummary>,
     failure: Option<Failure>,
     stopping: bool,
     /// All are connected and the first step has begun.
-    training: bool,
+    pub(super) training: bool,
 }
 
 /// The failure that explains the others best so far.
@@ -192,10 +139,9 @@ impl Supervisor<'_> {
 
     /// Whether somebody is left who has a part in the newest view.
     fn works(&self) -> bool {
-        let ended = |index: usize| self.children.list[index].ended.is_some();
         match self.arbiter {
             // Joiners alone have nothing to join.
-            Some(_) => self.members.iter().any(|id| !ended(id.0 as usize)),
+            Some(_) => self.members.iter().any(|&id| !self.has_ended(id)),
             None => self.open > 0,
         }
     }
@@ -216,7 +162,7 @@ impl Supervisor<'_> {
             }
             if stop.load(Ordering::Relaxed) && !self.stopping {
                 self.stopping = true;
-                self.children.list.iter_mut().for_each(|child| child.send(&ToWorker::Stop));
+                self.children.awake().for_each(|child| child.send(&ToWorker::Stop));
             }
             if self.bound.iter().any(Option::is_none) && started_at.elapsed() > BIND_TIMEOUT {
                 let rank = self.bound.iter().position(Option::is_none).unwrap_or(0);
@@ -267,8 +213,8 @@ impl Supervisor<'_> {
                 // Every worker has the same news; one of them tells.
                 observer.event(body);
             }
-            News::Message(FromWorker::Message { to, message }) => {
-                self.pass_on(rank, to, message, observer);
+            News::Message(FromWorker::Message { from, to, message }) => {
+                self.pass_on(rank, from, to, message, observer);
             }
             News::Message(FromWorker::Failed { message, exit_code }) => {
                 self.children.list[rank].explained = true;
@@ -307,85 +253,6 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Tells all workers their peers' addresses, once they are all known.
-    fn introduce(&mut self) {
-        let all: Option<Vec<Vec<SocketAddr>>> = self.bound.iter().cloned().collect();
-        if let (Some(addresses), Some(_)) = (&all, self.servers) {
-            let peers = ToWorker::Peers { addresses: addresses.clone() };
-            self.children.list.iter_mut().for_each(|child| child.send(&peers));
-        } else if let Some(addresses) = all {
-            let member = |(id, addresses): (u64, Vec<SocketAddr>)| Member {
-                id: MemberId(id),
-                addresses: addresses.iter().map(ToString::to_string).collect(),
-            };
-            let view = View::first((0..).zip(addresses).map(member).collect(), 0);
-            self.members = view.ids().collect();
-            self.arbiter = Some(Arbiter::new(view.clone()));
-            let begin = ToWorker::Begin { view: Box::new(view) };
-            self.children.list.iter_mut().for_each(|child| child.send(&begin));
-        }
-    }
-
-    /// Passes a worker's message about views on.
-    fn pass_on(&mut self, rank: usize, to: Party, message: Message, observer: &mut dyn Observer) {
-        let from = MemberId(rank as u64);
-        match to {
-            Party::Member(id) => {
-                let message = ToWorker::Message { from: Party::Member(from), message };
-                self.tell(id, &message);
-            }
-            Party::Launcher => {
-                if let Some(arbiter) = &mut self.arbiter {
-                    arbiter.handle_message(from, message);
-                }
-                while let Some(action) = self.arbiter.as_mut().and_then(Arbiter::poll_action) {
-                    match action {
-                        ArbiterAction::Send { to, message } => {
-                            let from = Party::Launcher;
-                            self.tell(to, &ToWorker::Message { from, message });
-                        }
-                        ArbiterAction::Chosen(view) => self.fence(&view, observer),
-                    }
-                }
-            }
-        }
-    }
-
-    /// Ends the processes that a new view has left behind. A worker that has only stood still would
-    /// otherwise wake up one day and write over what the others did since.
-    fn fence(&mut self, view: &View, observer: &mut dyn Observer) {
-        let before = std::mem::replace(&mut self.members, view.ids().collect());
-        for (id, child) in (0..).map(MemberId).zip(&mut self.children.list) {
-            if child.ended.is_none() && before.contains(&id) && !view.contains(id) {
-                let text = format!("{id} was left behind and is ended: it could not be heard");
-                observer.event(Event::Notice { text });
-                child.explained = true;
-                child.kill();
-            }
-        }
-    }
-
-    /// Tells those that still work that a worker has ended, and which others have before it.
-    fn report_ended(&mut self, rank: usize, observer: &mut dyn Observer) {
-        let ended: Vec<(MemberId, String)> = (0..)
-            .map(MemberId)
-            .zip(&self.children.list)
-            .filter_map(|(id, child)| Some((id, child.ended.clone()?)))
-            .collect();
-        let left = self.children.list.len() - ended.len();
-        if self.training && left > 0 {
-            let why = self.children.list[rank].ended.clone().unwrap_or_default();
-            let text = format!("worker {rank} is lost: {why}; {left} go on");
-            observer.event(Event::Notice { text });
-        }
-        for (id, why) in ended {
-            let exited = ToWorker::Exited { id, why };
-            for child in self.children.list.iter_mut().filter(|child| child.ended.is_none()) {
-                child.send(&exited);
-            }
-        }
-    }
-
     /// Starts a worker in the place of a lost one, if that is wanted.
     fn replace(&mut self, index: usize, observer: &mut dyn Observer) -> Result<(), LaunchError> {
         let left = self.spawner.group.restarts_max.saturating_sub(self.restarts);
@@ -397,13 +264,6 @@ impl Supervisor<'_> {
         let text = format!("worker {new} is started in the place of worker {index}");
         observer.event(Event::Notice { text });
         self.spawn(place, true)
-    }
-
-    fn tell(&mut self, to: MemberId, message: &ToWorker) {
-        let child = usize::try_from(to.0).ok().and_then(|at| self.children.list.get_mut(at));
-        if let Some(child) = child.filter(|child| child.ended.is_none()) {
-            child.send(message);
-        }
     }
 
     /// Notes a death that the worker did not explain itself.
@@ -469,6 +329,9 @@ impl Supervisor<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::process::{Command, Stdio};
+
     use super::super::worker::NetworkPlan;
     use super::*;
     use crate::config::RunConfig;

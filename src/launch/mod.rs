@@ -1,11 +1,14 @@
 //! Starting workers: one in this process, several as child processes, or several as threads.
 
 pub mod adapters;
+mod arbitration;
 pub mod driver_environment;
 pub mod elastic;
 pub mod local;
+pub mod member_thread;
 pub mod pipe;
 mod process;
+mod spawner;
 pub mod star;
 pub mod threads;
 pub mod worker;
@@ -17,9 +20,12 @@ use crate::data::DataError;
 use crate::gpu::GpuError;
 use crate::net::NetError;
 use crate::net::identity::KeyError;
+use crate::protocol::membership::Ending;
+use crate::protocol::membership::successor::NoSuccessor;
 use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 use crate::train::run_folder::RunFolderError;
+use crate::train::synthetic::TraceError;
 
 /// Why a worker or a group of workers could not start or ended early.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +46,8 @@ pub enum LaunchError {
     RunFolder(#[from] RunFolderError),
     #[error(transparent)]
     Train(#[from] TrainError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     #[error(
         "--resume {path}: it was made with {made_with}, this run asks for {asked_for}; leave that \
          flag out to go on as before, or start a new run",
@@ -68,11 +76,18 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// The program's exit code: 3 no adapter, 4 data, 5 lost peer, 1 anything else.
+    /// Whether the worker has left as it was asked to, and the others go on: no failure.
+    pub fn is_leave(&self) -> bool {
+        matches!(self, LaunchError::Train(TrainError::Parted(ending)) if **ending == Ending::Left)
+    }
+
+    /// The program's exit code: 0 left as asked to, 2 usage, 3 no adapter, 4 data, 5 lost peer,
+    /// 130 interrupted, 1 anything else.
     pub fn exit_code(&self) -> u8 {
         use crate::train::collective::CollectiveError;
         match self {
             LaunchError::Config(_)
+            | LaunchError::Trace(_)
             | LaunchError::ResumeDiffers { .. }
             | LaunchError::Gpu(GpuError::AdapterSyntax { .. }) => 2,
             LaunchError::Gpu(GpuError::NoAdapter { .. } | GpuError::NoSuchAdapter { .. }) => 3,
@@ -85,7 +100,11 @@ impl LaunchError {
             {
                 5
             }
-            LaunchError::Train(TrainError::Parted(_)) => 5,
+            LaunchError::Train(TrainError::Parted(ending)) => match **ending {
+                Ending::Left => 0,
+                Ending::NoSuccessor(NoSuccessor::AllLeave) => 130,
+                _ => 5,
+            },
             LaunchError::Worker { exit_code, .. } | LaunchError::Server { exit_code, .. } => {
                 *exit_code
             }

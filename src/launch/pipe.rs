@@ -56,8 +56,8 @@ pub struct WorkerOrder {
 pub enum FromWorker {
     /// The socket is bound; this is where the others reach it.
     Bound { addresses: Vec<SocketAddr> },
-    /// A message about views, to be passed on.
-    Message { to: Party, message: Message },
+    /// A message about views, to be passed on. `from` is the worker's present life.
+    Message { from: MemberId, to: Party, message: Message },
     /// The run's events; rank 0, or the first server, tells them for all.
     Event { body: Event },
     /// The worker ends without success.

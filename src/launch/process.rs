@@ -7,6 +7,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::protocol::membership::MemberId;
+
 use super::pipe::{FromWorker, ToWorker};
 
 /// How often a process whose outputs are closed is looked at.
@@ -36,6 +38,11 @@ pub(super) struct Children {
 /// One of them.
 pub(super) struct WorkerProcess {
     process: Arc<Mutex<Child>>,
+    /// As a member: its number, in its present life.
+    pub(super) id: MemberId,
+    /// A view without it was chosen, and it has not been heard since. It may be standing still, and
+    /// what is written to it would stay in the pipe until that is full.
+    pub(super) left_behind: bool,
     /// Its assignment's index.
     pub(super) place: usize,
     stdin: ChildStdin,
@@ -55,14 +62,6 @@ impl WorkerProcess {
     }
 }
 
-impl WorkerProcess {
-    pub(super) fn kill(&self) {
-        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error means that it has ended already.
-        let _ = process.kill();
-    }
-}
-
 /// How a process ended, for the others.
 pub(super) fn ending_text(status: ExitStatus) -> String {
     if status.success() {
@@ -73,6 +72,11 @@ pub(super) fn ending_text(status: ExitStatus) -> String {
 }
 
 impl Children {
+    /// Those that can be told something.
+    pub(super) fn awake(&mut self) -> impl Iterator<Item = &mut WorkerProcess> {
+        self.list.iter_mut().filter(|child| child.ended.is_none() && !child.left_behind)
+    }
+
     /// Starts to read a fresh child's output.
     pub(super) fn add(
         &mut self,
@@ -87,6 +91,8 @@ impl Children {
         let process = Arc::new(Mutex::new(process));
         self.list.push(WorkerProcess {
             process: process.clone(),
+            id: MemberId(rank as u64),
+            left_behind: false,
             place,
             stdin,
             last_lines: VecDeque::new(),

@@ -28,6 +28,7 @@ use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
 use crate::train::straggler::Straggler;
+use crate::train::synthetic::{ComputeTimes, SyntheticCompute, SyntheticEngine};
 use crate::train::trainer::{Trainer, TrainingState};
 use crate::train::views::Views;
 
@@ -61,6 +62,9 @@ pub struct NetworkPlan {
     /// Parameter servers; none: the workers exchange gradients among themselves.
     pub servers: Option<ServerPlan>,
     pub straggler: Option<StragglerPlan>,
+    /// How long workers wait where the kernels are [`Kernels::Synthetic`].
+    #[serde(default)]
+    pub synthetic: Option<SyntheticCompute>,
 }
 
 /// A worker whose computing takes longer in each step.
@@ -78,6 +82,7 @@ impl Default for NetworkPlan {
             transport: TransportSettings::default(),
             servers: None,
             straggler: None,
+            synthetic: None,
         }
     }
 }
@@ -258,8 +263,7 @@ pub fn run_worker(
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
     let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
-    let heir_of =
-        plan.folder.as_ref().filter(|_| rank != Some(0)).map(|folder| folder.path.clone());
+    let heir_of = plan.folder.as_ref().map(|folder| folder.path.clone());
     let folder = plan
         .folder
         .as_ref()
@@ -327,7 +331,15 @@ pub(super) fn open_slowed_engine(
     dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = open_engine(&plan.engine_request(workers), dataset, observer)?;
+    let engine = match (&plan.network.synthetic, plan.config.kernels) {
+        (Some(compute), Kernels::Synthetic) => {
+            let RunConfig { batch, seed, .. } = plan.config;
+            // Who comes later draws times that are nobody else's.
+            let drawer = rank.unwrap_or(workers);
+            Box::new(SyntheticEngine::new(ComputeTimes::new(compute, batch, seed)?, drawer))
+        }
+        _ => open_engine(&plan.engine_request(workers), dataset, observer)?,
+    };
     Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
         Some(StragglerPlan { ms, .. }) => {
             Box::new(Straggler { engine, delay: Duration::from_millis(ms) })

@@ -5,14 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::config::{RunConfig, Wire};
+use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::sampler::{Sampler, share};
-use crate::model::layout::{
-    BUCKETS, Bucket, LOSS_SCALE, PARAMETERS, SCALE_COUNT, STATISTIC_WORDS, TENSORS,
-};
-use crate::numerics::fixed_point::{FixedPoint, Maxima};
-use crate::numerics::pairs;
+use crate::model::layout::{BUCKETS, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS};
+use crate::numerics::fixed_point::FixedPoint;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::membership::View;
@@ -24,6 +21,7 @@ use super::metrics::milliseconds;
 use super::trainer::{TrainError, TrainingState};
 use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
+use super::vectors::{Reduced, empty_vectors, pack, unpack};
 use super::views::{Joined, Regrouped, Standing, Views};
 
 /// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
@@ -264,15 +262,6 @@ impl Update for AllReduce {
     }
 }
 
-/// The sums and maxima of one step over the global batch.
-struct Reduced {
-    maxima: Maxima,
-    /// Loss in fixed point.
-    loss: i32,
-    samples: u32,
-    stop: bool,
-}
-
 /// Where a step's time went, over all attempts.
 #[derive(Default)]
 struct Spent {
@@ -362,7 +351,7 @@ impl AllReduce {
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
         self.note_waits();
-        Ok(self.parse_reduced())
+        Ok(Reduced::read(&self.vectors))
     }
 
     /// All workers wait for the one that has computed longest, in the ring as in any all-reduce.
@@ -376,25 +365,6 @@ impl AllReduce {
         for (waits, &us) in self.waited.iter_mut().zip(computed) {
             waits[slowest] += Duration::from_micros((longest - us).into());
         }
-    }
-
-    /// Reads maxima and statistics out of the reduced vectors.
-    fn parse_reduced(&self) -> Reduced {
-        let mut reduced = Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
-        for (bucket, vector) in BUCKETS.iter().zip(&self.vectors) {
-            let maxima = &vector[bucket.sum_words()..bucket.words()];
-            for (tensor, &bits) in maxima[..bucket.tensors].iter().enumerate() {
-                reduced.maxima[bucket.first_tensor + tensor] = f32::from_bits(bits);
-            }
-            if bucket.statistics {
-                reduced.maxima[LOSS_SCALE] = f32::from_bits(maxima[bucket.tensors]);
-                let statistics = &vector[bucket.sum_words() - STATISTIC_WORDS..];
-                reduced.loss = statistics[0] as i32;
-                reduced.samples = statistics[2];
-            }
-            reduced.stop |= vector[bucket.words()] != 0;
-        }
-        reduced
     }
 
     /// Turns the reduced sums into mean gradients.
@@ -413,49 +383,5 @@ impl AllReduce {
     fn diverged(&self, step: u64) -> TrainError {
         let lr = learning_rate(&self.config, step, self.total_steps);
         TrainError::Diverged { step: step + 1, lr }
-    }
-}
-
-fn empty_vectors(world: usize) -> Vec<Vec<u32>> {
-    BUCKETS.iter().map(|bucket| vec![0; bucket.words() + control_words(world)]).collect()
-}
-
-/// Words behind a bucket's maxima, of which the maximum is taken too: whether a worker wants to stop,
-/// and for how many microseconds each worker has computed so far.
-const fn control_words(world: usize) -> usize {
-    1 + world
-}
-
-/// Makes what travels of a bucket's words and its control words, and tells how it is reduced. Sums of
-/// 32 bits travel as they are: the vector itself is handed over.
-fn pack(wire: Wire, bucket: &Bucket, vector: &mut Vec<u32>, packed: &mut Vec<u32>) -> Reduction {
-    let maxima = vector.len() - bucket.sum_words();
-    match wire {
-        Wire::I32 => {
-            std::mem::swap(vector, packed);
-            Reduction::new(bucket.sum_words(), maxima)
-        }
-        Wire::I16 => {
-            let (sums, rest) = vector.split_at(bucket.parameter_range().len());
-            let pair_words = pairs::pair_words(sums.len());
-            packed.resize(pair_words + rest.len(), 0);
-            pairs::pack(sums, &mut packed[..pair_words]);
-            packed[pair_words..].copy_from_slice(rest);
-            let sum_words = rest.len() - maxima;
-            Reduction { pair_words, ..Reduction::new(sum_words, maxima) }
-        }
-    }
-}
-
-/// The reverse of [`pack`].
-fn unpack(wire: Wire, bucket: &Bucket, packed: &mut Vec<u32>, vector: &mut Vec<u32>) {
-    match wire {
-        Wire::I32 => std::mem::swap(vector, packed),
-        Wire::I16 => {
-            let (sums, rest) = vector.split_at_mut(bucket.parameter_range().len());
-            let (pairs, statistics) = packed.split_at(pairs::pair_words(sums.len()));
-            pairs::unpack(pairs, sums);
-            rest.copy_from_slice(statistics);
-        }
     }
 }

@@ -8,6 +8,7 @@ pub mod engine;
 pub mod evaluate;
 pub mod event;
 pub mod metrics;
+mod run;
 pub mod run_folder;
 pub mod server;
 pub mod straggler;
@@ -15,6 +16,7 @@ pub mod synthetic;
 pub mod trainer;
 mod transfer;
 pub mod update;
+mod vectors;
 pub mod views;
 
 pub use trainer::{TrainError, Trainer};

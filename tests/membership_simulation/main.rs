@@ -9,6 +9,7 @@
 mod checks;
 mod engine;
 mod events;
+mod faults;
 mod network;
 mod node;
 mod random;

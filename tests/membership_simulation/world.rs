@@ -1,7 +1,7 @@
 //! The run: virtual time, events, nodes, and what each event does.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use annulet::protocol::membership::{
@@ -16,7 +16,7 @@ use super::events::{Event, Queued};
 use super::network::Network;
 use super::node::{Content, Data, Life, Node, Work};
 use super::random::Random;
-use super::schedule::{FAILURE_TIMEOUT, Fault, Schedule};
+use super::schedule::{FAILURE_TIMEOUT, Schedule};
 
 /// No run takes as long: every wait is bounded.
 const LONGEST_RUN: Duration = Duration::from_secs(120);
@@ -30,31 +30,31 @@ const HELD_UP: Duration = Duration::from_millis(10);
 const JOIN_TIMEOUT: Duration = Duration::from_secs(4);
 
 pub struct World {
-    now: Duration,
+    pub(super) now: Duration,
     queue: BinaryHeap<Reverse<Queued>>,
     order: u64,
-    random: Random,
-    schedule: Schedule,
-    settings: Settings,
-    nodes: Vec<Node>,
-    network: Network,
+    pub(super) random: Random,
+    pub(super) schedule: Schedule,
+    pub(super) settings: Settings,
+    pub(super) nodes: Vec<Node>,
+    pub(super) network: Network,
     arbiter: Arbiter,
     checks: Checks,
-    statistics: Statistics,
-    partitions: usize,
-    joined: bool,
+    pub(super) statistics: Statistics,
+    pub(super) partitions: usize,
+    pub(super) joined: bool,
     trace: bool,
 }
 
-fn id_of(node: usize) -> MemberId {
+pub(super) fn id_of(node: usize) -> MemberId {
     MemberId(node as u64)
 }
 
-fn index_of(MemberId(id): MemberId) -> usize {
+pub(super) fn index_of(MemberId(id): MemberId) -> usize {
     id as usize
 }
 
-fn member(node: usize) -> Member {
+pub(super) fn member(node: usize) -> Member {
     Member { id: id_of(node), addresses: Vec::new() }
 }
 
@@ -119,16 +119,16 @@ impl World {
         self.statistics
     }
 
-    fn time(&self) -> Time {
+    pub(super) fn time(&self) -> Time {
         Time::after_origin(self.now)
     }
 
-    fn push(&mut self, at: Duration, event: Event) {
+    pub(super) fn push(&mut self, at: Duration, event: Event) {
         self.order += 1;
         self.queue.push(Reverse(Queued { at, order: self.order, event }));
     }
 
-    fn push_in(&mut self, wait: Duration, event: Event) {
+    pub(super) fn push_in(&mut self, wait: Duration, event: Event) {
         self.push(self.now + wait, event);
     }
 
@@ -202,7 +202,7 @@ impl World {
     }
 
     /// Does what a node's membership wants to be done, and checks its state.
-    fn settle(&mut self, node: usize) {
+    pub(super) fn settle(&mut self, node: usize) {
         while self.nodes[node].life == Life::Up
             && let Some(action) = self.nodes[node].membership.poll_action()
         {
@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    fn generation(&self, node: usize) -> u32 {
+    pub(super) fn generation(&self, node: usize) -> u32 {
         self.nodes[node].membership.view().map_or(0, |view| view.generation)
     }
 
@@ -418,7 +418,7 @@ impl World {
         self.travel(from, to, Event::Sent { from, to, data, epoch });
     }
 
-    fn halt(&mut self, node: usize) {
+    pub(super) fn halt(&mut self, node: usize) {
         self.nodes[node].work = Work::Idle;
         let (now, step) = (self.time(), self.nodes[node].state.map(|state| state.step));
         self.nodes[node].membership.handle_halted(now, step);
@@ -431,140 +431,6 @@ impl World {
         self.statistics.note_ending(&ending);
         self.nodes[node].life = Life::Ended(ending);
         self.part_with_all(node);
-    }
-
-    /// A node that ends closes its connections, which the others see.
-    fn part_with_all(&mut self, node: usize) {
-        for other in (0..self.nodes.len()).filter(|&other| other != node) {
-            let wait = self.random.duration(Duration::ZERO, self.schedule.delay * 2);
-            let certain = self.schedule.acceptors == Acceptors::Launcher;
-            let why = "its process ended";
-            // What it has sent arrives before that.
-            let arrived = self.network.link(node, other).last_arrival[usize::from(node > other)];
-            let at = (self.now + wait).max(arrived);
-            self.push(at, Event::Lost { at: other, of: node, why, certain });
-        }
-    }
-
-    fn crash(&mut self, node: usize) {
-        self.nodes[node].life = Life::Crashed;
-        self.nodes[node].touched = true;
-        for other in (0..self.nodes.len()).filter(|&other| other != node) {
-            let (least, most, why, certain) = match self.schedule.acceptors {
-                Acceptors::Launcher => {
-                    (Duration::ZERO, Duration::from_millis(20), "its process ended", true)
-                }
-                Acceptors::Members => {
-                    let keep_alive = FAILURE_TIMEOUT / 4;
-                    (FAILURE_TIMEOUT - keep_alive, FAILURE_TIMEOUT, "it fell silent", false)
-                }
-            };
-            let wait = self.random.duration(least, most);
-            self.push_in(wait, Event::Lost { at: other, of: node, why, certain });
-        }
-    }
-
-    fn break_link(&mut self, a: usize, b: usize) {
-        self.network.link(a, b).epoch += 1;
-        for (at, of) in [(a, b), (b, a)] {
-            self.nodes[at].touched = true;
-            let wait = self.random.duration(Duration::ZERO, self.schedule.delay);
-            let why = "its connection was lost";
-            self.push_in(wait, Event::Lost { at, of, why, certain: false });
-        }
-    }
-
-    /// Some time after a view began, connections to those that cannot be reached have timed out.
-    fn look(&mut self, node: usize, generation: u32) {
-        if self.generation(node) != generation {
-            return;
-        }
-        let view = self.nodes[node].membership.view().cloned();
-        for other in view.iter().flat_map(View::ids).map(index_of) {
-            let peer = &self.nodes[other];
-            let gone = peer.life != Life::Up || peer.paused.is_some();
-            if other != node && (gone || self.network.is_cut(node, other)) {
-                let (now, why) = (self.time(), "no connection".to_owned());
-                self.nodes[node].membership.handle_lost(now, id_of(other), why, false);
-            }
-        }
-    }
-
-    fn inflict(&mut self, fault: Fault) {
-        let is_up = |world: &World, node: usize| {
-            world.nodes.get(node).is_some_and(|node| node.life == Life::Up)
-        };
-        let kind = fault.kind();
-        match fault {
-            Fault::Crash { node } if is_up(self, node) => self.crash(node),
-            Fault::CrashWhileTalking { node, after } if is_up(self, node) => {
-                self.nodes[node].talks_left = Some(after);
-                self.nodes[node].touched = true;
-            }
-            Fault::Break { a, b } if a != b && is_up(self, a) && is_up(self, b) => {
-                self.break_link(a, b);
-            }
-            Fault::Part { set, lasts } => self.part(set, lasts),
-            Fault::Pause { node, lasts } if is_up(self, node) => self.pause(node, lasts),
-            Fault::Fail { node } if is_up(self, node) && self.nodes[node].paused.is_none() => {
-                self.halt(node);
-                self.settle(node);
-            }
-            Fault::Leave { node } if is_up(self, node) && self.nodes[node].paused.is_none() => {
-                self.nodes[node].touched = true;
-                self.nodes[node].membership.handle_leave();
-                self.settle(node);
-            }
-            Fault::Join { contact, crash_after } => self.join(contact, crash_after),
-            _ => return,
-        }
-        *self.statistics.faults.entry(kind).or_default() += 1;
-    }
-
-    fn part(&mut self, set: BTreeSet<usize>, lasts: Duration) {
-        let partition = self.partitions;
-        self.partitions += 1;
-        for (a, b) in self.network.part(partition, set, self.nodes.len()) {
-            let jitter = self.random.duration(Duration::ZERO, FAILURE_TIMEOUT / 4);
-            self.push_in(FAILURE_TIMEOUT - jitter, Event::TimesOut { a, b });
-            for node in [a, b] {
-                self.nodes[node].touched = true;
-            }
-        }
-        self.push_in(lasts, Event::Heals { partition });
-    }
-
-    fn pause(&mut self, node: usize, lasts: Duration) {
-        if self.nodes[node].paused.is_some() {
-            return;
-        }
-        self.nodes[node].paused = Some(Vec::new());
-        self.nodes[node].touched = true;
-        for other in (0..self.nodes.len()).filter(|&other| other != node) {
-            let jitter = self.random.duration(Duration::ZERO, FAILURE_TIMEOUT / 4);
-            self.push_in(FAILURE_TIMEOUT - jitter, Event::TimesOut { a: node, b: other });
-        }
-        self.push_in(lasts, Event::Wakes { node });
-    }
-
-    fn join(&mut self, contact: usize, crash_after: Option<Duration>) {
-        let node = self.nodes.len();
-        let contacts = match self.schedule.acceptors {
-            Acceptors::Launcher => vec![Party::Launcher],
-            Acceptors::Members => {
-                let others = (0..node).filter(|&other| other != contact);
-                std::iter::once(contact).chain(others).map(|n| id_of(n).into()).collect()
-            }
-        };
-        let now = self.time();
-        let joiner = Membership::joiner(now, self.settings.clone(), member(node), contacts);
-        self.nodes.push(Node::new(joiner, None, 1));
-        self.nodes[node].touched = true;
-        self.joined = true;
-        self.settle(node);
-        if let Some(wait) = crash_after {
-            self.push_in(wait, Event::Fault(Fault::Crash { node }));
-        }
     }
 
     /// Everybody's part is over, and those that nothing happened to have the result, wherever the

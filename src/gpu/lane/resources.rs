@@ -330,6 +330,11 @@ pub(super) fn images_per_row(gpu: &Gpu) -> u32 {
     gpu.device.limits().max_texture_dimension_2d / IMAGE_TEXELS
 }
 
+/// Images go to the device through a buffer of about so many bytes that is used again and again: one
+/// as large as the data set would double the memory that the system has to find and clear, which
+/// took a tenth of the time to the first step.
+const IMAGE_UPLOAD_BYTES: usize = 4 << 20;
+
 /// All images, the training set first, each with a border of 2 zero pixels.
 fn image_texture(
     gpu: &Gpu,
@@ -353,25 +358,45 @@ fn image_texture(
     let texture = texture(gpu, "images", wgpu::TextureFormat::Rgba32Uint, width, height);
     let mut images = sets.iter().flat_map(|set| set.pixels.chunks_exact(IMAGE_PIXELS));
     let mut bytes = vec![0; row_bytes];
-    for row in 0..rows as u32 {
-        // The border's bytes are never written and stay 0.
-        for texels in bytes.chunks_exact_mut(row_bytes / per_row) {
-            let Some(image) = images.next() else { break };
-            pack_image(image, texels);
+    let rows_per_copy = (IMAGE_UPLOAD_BYTES / row_bytes).clamp(1, rows);
+    let upload = gpu.device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some("image upload"),
+        size: (rows_per_copy * row_bytes) as u64,
+        usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+        mapped_at_creation: true,
+    });
+    for first in (0..rows).step_by(rows_per_copy) {
+        let count = rows_per_copy.min(rows - first);
+        let mut view = upload.get_mapped_range_mut(..).map_err(|error| gpu.refused(error))?;
+        for row in 0..count {
+            // The border's bytes are never written and stay 0.
+            for texels in bytes.chunks_exact_mut(row_bytes / per_row) {
+                let Some(image) = images.next() else { break };
+                pack_image(image, texels);
+            }
+            view.slice(row * row_bytes..(row + 1) * row_bytes).copy_from_slice(&bytes);
         }
-        gpu.queue.write_texture(
+        drop(view);
+        upload.unmap();
+        let mut encoder = gpu.device.create_command_encoder(&Default::default());
+        encoder.copy_buffer_to_texture(
+            wgpu::TexelCopyBufferInfo {
+                buffer: &upload,
+                layout: wgpu::TexelCopyBufferLayout {
+                    offset: 0,
+                    bytes_per_row: Some(row_bytes as u32),
+                    rows_per_image: None,
+                },
+            },
             wgpu::TexelCopyTextureInfo {
-                origin: wgpu::Origin3d { x: 0, y: row, z: 0 },
+                origin: wgpu::Origin3d { x: 0, y: first as u32, z: 0 },
                 ..texture.as_image_copy()
             },
-            &bytes,
-            wgpu::TexelCopyBufferLayout {
-                offset: 0,
-                bytes_per_row: Some(row_bytes as u32),
-                rows_per_image: None,
-            },
-            wgpu::Extent3d { width, height: 1, depth_or_array_layers: 1 },
+            wgpu::Extent3d { width, height: count as u32, depth_or_array_layers: 1 },
         );
+        let copy = gpu.queue.submit([encoder.finish()]);
+        upload.map_async(wgpu::MapMode::Write, .., |_| {});
+        gpu.wait(Some(copy))?;
     }
     Ok(texture.create_view(&wgpu::TextureViewDescriptor::default()))
 }

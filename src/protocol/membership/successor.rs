@@ -25,6 +25,8 @@ pub struct Facts<'a> {
 pub enum NoSuccessor {
     #[error("{left} workers would be left, fewer than --min-workers {least}")]
     TooFew { left: usize, least: usize },
+    #[error("all workers that are left were asked to leave")]
+    AllLeave,
     #[error("none of the workers that are left holds the trained state")]
     NoState,
 }
@@ -50,6 +52,9 @@ pub fn successor(facts: &Facts<'_>) -> Result<View, NoSuccessor> {
             continue;
         };
         changes.push(Change { id, kind: ChangeKind::Left, why });
+    }
+    if members.is_empty() && !facts.leaving.is_empty() {
+        return Err(NoSuccessor::AllLeave);
     }
     let step_of = |id: MemberId| facts.answered.get(&id).copied().flatten();
     let start_step =
@@ -148,5 +153,8 @@ mod tests {
         assert_eq!(alone, Err(NoSuccessor::TooFew { left: 1, least: 2 }));
         let empty = decide(&[(1, None), (2, None)], &[0], &[], &[8]);
         assert_eq!(empty, Err(NoSuccessor::NoState));
+        let answered = [(2, Some(10)), (3, Some(10))];
+        let all_leave = decide(&answered, &[0, 1], &[2, 3], &[8]);
+        assert_eq!(all_leave, Err(NoSuccessor::AllLeave));
     }
 }

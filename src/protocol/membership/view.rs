@@ -5,15 +5,34 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// Names a member for its whole life. A process that is started again is a new member with a new
-/// id, since it has forgotten what it promised.
+/// id, since it has forgotten what it promised; so is one that was left behind and comes again.
+///
+/// The low half names the process, the high half counts its lives as a member.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 pub struct MemberId(pub u64);
 
+impl MemberId {
+    /// Names the process among all of its run.
+    pub fn process(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The id with which the same process comes again once it was left behind.
+    pub fn next_life(self) -> MemberId {
+        MemberId(self.0.wrapping_add(1 << 32))
+    }
+}
+
+/// `worker 2`, and `worker 2.1` once it has come again.
 impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "worker {}", self.0)
+        write!(f, "worker {}", self.process())?;
+        match self.0 >> 32 {
+            0 => Ok(()),
+            life => write!(f, ".{life}"),
+        }
     }
 }
 
@@ -144,6 +163,14 @@ mod tests {
         let three = view(3);
         assert!(!three.is_quorum(|id| id == MemberId(0)));
         assert!(three.is_quorum(|id| id != MemberId(0)));
+    }
+
+    #[test]
+    fn a_process_that_comes_again_is_another_member() {
+        let again = MemberId(2).next_life();
+        assert_ne!(again, MemberId(2));
+        assert_eq!((again.process(), again.to_string().as_str()), (2, "worker 2.1"));
+        assert_eq!(again.next_life().to_string(), "worker 2.2");
     }
 
     #[test]

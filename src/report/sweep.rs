@@ -1,0 +1,249 @@
+//! A sweep put in order: which cells are compared with each other, and what follows from them.
+//! Without IO.
+
+use std::fmt;
+
+use crate::protocol::link::{LinkProfile, PRESETS};
+use crate::simulate::cell::{Cell, CellSource};
+use crate::simulate::scenario::{Compute, Scenario, Slowdown, Topology};
+
+/// Everything but workers and topology: within it, cells are compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condition {
+    pub link: LinkProfile,
+    pub compute: Compute,
+    pub elements: usize,
+    pub straggler: Option<Slowdown>,
+}
+
+impl Condition {
+    pub fn of(scenario: &Scenario) -> Condition {
+        Condition {
+            link: scenario.link,
+            compute: scenario.compute,
+            elements: scenario.elements,
+            straggler: scenario.straggler,
+        }
+    }
+
+    pub fn is_synthetic(&self) -> bool {
+        matches!(self.compute, Compute::Synthetic { .. })
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&link_name(&self.link))?;
+        if let Compute::Synthetic { batch } = self.compute {
+            let ms = super::numbers::short(batch.as_secs_f64() * 1e3);
+            write!(f, ", synthetic compute of {ms} ms a batch")?;
+        }
+        write!(f, ", gradient of {}", super::numbers::bytes(4.0 * self.elements as f64))?;
+        if let Some(Slowdown { rank, delay }) = self.straggler {
+            write!(f, ", worker {rank} slower by {} ms", delay.as_millis())?;
+        }
+        Ok(())
+    }
+}
+
+/// The preset's name, or the figures.
+pub fn link_name(link: &LinkProfile) -> String {
+    match PRESETS.iter().find(|(_, preset)| preset == link) {
+        Some((name, _)) => (*name).to_owned(),
+        None => link.to_string(),
+    }
+}
+
+/// Cells under one condition.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub condition: Condition,
+    pub cells: Vec<Cell>,
+}
+
+/// Cells by condition, each in the order of their first appearance.
+pub fn groups(cells: &[Cell]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for cell in cells {
+        let condition = Condition::of(&cell.scenario);
+        match groups.iter_mut().find(|group| group.condition == condition) {
+            Some(group) => group.cells.push(cell.clone()),
+            None => groups.push(Group { condition, cells: vec![cell.clone()] }),
+        }
+    }
+    groups
+}
+
+/// All topologies of the cells, in the order of their first appearance: their colours follow.
+pub fn topologies(cells: &[Cell]) -> Vec<Topology> {
+    let mut topologies: Vec<Topology> = Vec::new();
+    for cell in cells {
+        if !topologies.contains(&cell.scenario.topology) {
+            topologies.push(cell.scenario.topology);
+        }
+    }
+    topologies
+}
+
+impl Group {
+    /// Of this topology and source, by number of workers.
+    pub fn series(&self, topology: Topology, source: CellSource) -> Vec<&Cell> {
+        let of_both = |cell: &&Cell| cell.scenario.topology == topology && cell.source == source;
+        let mut cells: Vec<&Cell> = self.cells.iter().filter(of_both).collect();
+        cells.sort_by_key(|cell| cell.scenario.workers);
+        cells
+    }
+
+    /// Of this size and source, the fastest first.
+    pub fn ranking(&self, workers: usize, source: CellSource) -> Vec<&Cell> {
+        let of_both = |cell: &&Cell| cell.scenario.workers == workers && cell.source == source;
+        let mut cells: Vec<&Cell> = self.cells.iter().filter(of_both).collect();
+        cells.sort_by(|a, b| b.images_per_s.total_cmp(&a.images_per_s));
+        cells
+    }
+
+    /// Numbers of workers, ascending.
+    pub fn sizes(&self, source: CellSource) -> Vec<usize> {
+        let of_source = self.cells.iter().filter(|cell| cell.source == source);
+        let mut sizes: Vec<usize> = of_source.map(|cell| cell.scenario.workers).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// One worker, who has nobody to wait for: of this topology, or else the fastest.
+    pub fn alone(&self, topology: Topology, source: CellSource) -> Option<&Cell> {
+        let ranking = self.ranking(1, source);
+        ranking.iter().find(|cell| cell.scenario.topology == topology).or(ranking.first()).copied()
+    }
+
+    /// How much faster than one worker, with messages and without.
+    pub fn speed_up(&self, cell: &Cell) -> Option<SpeedUp> {
+        let alone = self.alone(cell.scenario.topology, cell.source)?;
+        let with_messages = ratio(cell.images_per_s, alone.images_per_s)?;
+        Some(SpeedUp {
+            with_messages,
+            without_messages: ratio(compute_ms(alone), compute_ms(cell))?,
+            efficiency: with_messages / cell.scenario.workers as f64,
+        })
+    }
+}
+
+/// How much faster than one worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpeedUp {
+    pub with_messages: f64,
+    /// As if whatever a worker waits for took no time: "ignoring message-passing costs".
+    pub without_messages: f64,
+    /// The share of the ideal.
+    pub efficiency: f64,
+}
+
+/// Milliseconds of a mean step.
+pub fn step_ms(cell: &Cell) -> f64 {
+    ratio(1e3 * cell.batch as f64, cell.images_per_s).unwrap_or(0.0)
+}
+
+/// What is left of a mean step when waiting is taken away.
+pub fn compute_ms(cell: &Cell) -> f64 {
+    (step_ms(cell) - cell.waited_ms).max(0.0)
+}
+
+/// None where that is no number.
+fn ratio(over: f64, under: f64) -> Option<f64> {
+    let ratio = over / under;
+    (under > 0.0 && ratio.is_finite()).then_some(ratio)
+}
+
+/// A measured cell and what the simulation says of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<'a> {
+    pub measured: &'a Cell,
+    pub simulated: &'a Cell,
+    /// Of the median step: how much longer it is simulated than measured, as a share.
+    pub error: f64,
+}
+
+/// Each measured cell that was simulated as well.
+pub fn pairs(cells: &[Cell]) -> Vec<Pair<'_>> {
+    let of = |source| cells.iter().filter(move |cell| cell.source == source);
+    of(CellSource::Measured)
+        .filter_map(|measured| {
+            let simulated =
+                of(CellSource::Simulated).find(|cell| cell.scenario == measured.scenario)?;
+            let error = ratio(simulated.step.p50, measured.step.p50)? - 1.0;
+            Some(Pair { measured, simulated, error })
+        })
+        .collect()
+}
+
+/// The middle one of the errors' sizes; none without pairs.
+pub fn median_error(pairs: &[Pair<'_>]) -> Option<f64> {
+    let mut sizes: Vec<f64> = pairs.iter().map(|pair| pair.error.abs()).collect();
+    sizes.sort_by(f64::total_cmp);
+    let middle = sizes.len() / 2;
+    match sizes.len() {
+        0 => None,
+        length if length % 2 == 1 => Some(sizes[middle]),
+        _ => Some((sizes[middle - 1] + sizes[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::testing::{cell, simulated};
+
+    #[test]
+    fn cells_are_compared_under_one_condition_alone() {
+        let mut other = cell("ring", 2, 10.0);
+        other.scenario.link = "lan-1g".parse().unwrap();
+        let cells = [cell("ring", 2, 10.0), other, cell("server", 2, 20.0)];
+        let groups = groups(&cells);
+        assert_eq!(groups.iter().map(|group| group.cells.len()).collect::<Vec<_>>(), [2, 1]);
+        assert!(groups[1].condition.to_string().starts_with("lan-1g, synthetic compute of 20 ms"));
+        let fastest: Vec<String> = groups[0]
+            .ranking(2, CellSource::Measured)
+            .iter()
+            .map(|cell| cell.scenario.topology.to_string())
+            .collect();
+        assert_eq!(fastest, ["server", "ring"]);
+    }
+
+    #[test]
+    fn speed_up_is_told_with_messages_and_without() {
+        // Alone 64 images in 20 ms; three compute in a third of it and wait for the rest.
+        let cells =
+            [cell("ring", 1, 3_200.0), cell("ring", 3, 6_400.0), cell("server", 3, 1_600.0)];
+        let group = &groups(&cells)[0];
+        let speed_up = group.speed_up(&cells[1]).unwrap();
+        assert!((speed_up.with_messages - 2.0).abs() < 1e-9, "{speed_up:?}");
+        assert!((speed_up.without_messages - 3.0).abs() < 1e-9, "{speed_up:?}");
+        assert!((speed_up.efficiency - 2.0 / 3.0).abs() < 1e-9, "{speed_up:?}");
+        // The server's own single worker was not measured: any other is as alone as that.
+        assert!((group.speed_up(&cells[2]).unwrap().with_messages - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_cell_that_stood_still_has_no_speed_up() {
+        let cells = [cell("ring", 1, 3_200.0), Cell { images_per_s: 0.0, ..cell("ring", 2, 1.0) }];
+        let group = &groups(&cells)[0];
+        assert_eq!(step_ms(&cells[1]), 0.0);
+        assert_eq!(group.speed_up(&cells[1]), None);
+    }
+
+    #[test]
+    fn measured_cells_meet_their_simulations() {
+        let cells = [
+            cell("ring", 2, 100.0),
+            cell("ring", 4, 100.0),
+            simulated("ring", 2, 80.0),
+            simulated("ring", 8, 100.0),
+        ];
+        let pairs = pairs(&cells);
+        assert_eq!(pairs.len(), 1);
+        assert!((pairs[0].error - 0.25).abs() < 1e-9, "{pairs:?}");
+        assert!((median_error(&pairs).unwrap() - 0.25).abs() < 1e-9);
+        assert_eq!(median_error(&[]), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! The vectors of a step by all-reduce: a bucket's words, behind them the workers' control words,
+//! and the form in which they travel.
+
+use crate::config::Wire;
+use crate::model::layout::{BUCKETS, Bucket, LOSS_SCALE, SCALE_COUNT, STATISTIC_WORDS};
+use crate::numerics::fixed_point::Maxima;
+use crate::numerics::pairs;
+use crate::protocol::collective::Reduction;
+
+/// A vector a bucket, for so many workers.
+pub(super) fn empty_vectors(world: usize) -> Vec<Vec<u32>> {
+    BUCKETS.iter().map(|bucket| vec![0; bucket.words() + control_words(world)]).collect()
+}
+
+/// Makes what travels of a bucket's words and its control words, and tells how it is reduced. Sums of
+/// 32 bits travel as they are: the vector itself is handed over.
+pub(super) fn pack(
+    wire: Wire,
+    bucket: &Bucket,
+    vector: &mut Vec<u32>,
+    packed: &mut Vec<u32>,
+) -> Reduction {
+    let maxima = vector.len() - bucket.sum_words();
+    match wire {
+        Wire::I32 => {
+            std::mem::swap(vector, packed);
+            Reduction::new(bucket.sum_words(), maxima)
+        }
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at(bucket.parameter_range().len());
+            let pair_words = pairs::pair_words(sums.len());
+            packed.resize(pair_words + rest.len(), 0);
+            pairs::pack(sums, &mut packed[..pair_words]);
+            packed[pair_words..].copy_from_slice(rest);
+            let sum_words = rest.len() - maxima;
+            Reduction { pair_words, ..Reduction::new(sum_words, maxima) }
+        }
+    }
+}
+
+/// The reverse of [`pack`].
+pub(super) fn unpack(wire: Wire, bucket: &Bucket, packed: &mut Vec<u32>, vector: &mut Vec<u32>) {
+    match wire {
+        Wire::I32 => std::mem::swap(vector, packed),
+        Wire::I16 => {
+            let (sums, rest) = vector.split_at_mut(bucket.parameter_range().len());
+            let (pairs, statistics) = packed.split_at(pairs::pair_words(sums.len()));
+            pairs::unpack(pairs, sums);
+            rest.copy_from_slice(statistics);
+        }
+    }
+}
+
+/// The sums and maxima of one step over the global batch.
+pub(super) struct Reduced {
+    pub(super) maxima: Maxima,
+    /// Loss in fixed point.
+    pub(super) loss: i32,
+    pub(super) samples: u32,
+    /// A worker wants the run to end.
+    pub(super) stop: bool,
+}
+
+impl Reduced {
+    /// Reads maxima and statistics out of the reduced vectors.
+    pub(super) fn read(vectors: &[Vec<u32>]) -> Reduced {
+        let mut reduced = Reduced { maxima: [0.0; SCALE_COUNT], loss: 0, samples: 0, stop: false };
+        for (bucket, vector) in BUCKETS.iter().zip(vectors) {
+            let maxima = &vector[bucket.sum_words()..bucket.words()];
+            for (tensor, &bits) in maxima[..bucket.tensors].iter().enumerate() {
+                reduced.maxima[bucket.first_tensor + tensor] = f32::from_bits(bits);
+            }
+            if bucket.statistics {
+                reduced.maxima[LOSS_SCALE] = f32::from_bits(maxima[bucket.tensors]);
+                let statistics = &vector[bucket.sum_words() - STATISTIC_WORDS..];
+                reduced.loss = statistics[0] as i32;
+                reduced.samples = statistics[2];
+            }
+            reduced.stop |= vector[bucket.words()] != 0;
+        }
+        reduced
+    }
+}
+
+/// Words behind a bucket's maxima, of which the maximum is taken too: whether a worker wants to stop,
+/// and for how many microseconds each worker has computed so far.
+const fn control_words(world: usize) -> usize {
+    1 + world
+}
