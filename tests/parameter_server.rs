@@ -6,13 +6,15 @@ use std::path::Path;
 
 use annulet::config::{Kernels, Length, OptimizerConfig, RunConfig, Wire};
 use annulet::data::DataPlan;
+use annulet::launch::engines::StragglerPlan;
 use annulet::launch::threads::train_in_threads;
-use annulet::launch::worker::{FolderPlan, NetworkPlan, StragglerPlan, WorkerPlan};
+use annulet::launch::worker::{FolderPlan, NetworkPlan, WorkerPlan};
 use annulet::protocol::parameter_server::Mode;
 use annulet::train::checkpoint::{Provenance, encode_checkpoint};
 use annulet::train::event::Silent;
 use annulet::train::metrics::{MetricsLine, RunSummary};
 use annulet::train::server::{ServerPlan, StalenessLr};
+use annulet::train::straggler::Slowness;
 use annulet::train::trainer::TrainingState;
 
 /// 100 samples in batches of 48: the last step of an epoch is short, and its shares are unequal.
@@ -174,7 +176,7 @@ fn asynchronous_modes_apply_every_gradient_once() {
 fn backup_workers_do_not_wait_for_the_slowest() {
     let mut plan = served(Mode::Backup { spare: 1 }, 2);
     // Long beside the computing of 16 samples: it never comes in time.
-    plan.network.straggler = Some(StragglerPlan { rank: 1, ms: 400 });
+    plan.network.straggler = Some(StragglerPlan { rank: 1, slowness: Slowness::Ms(400) });
     let run = train(&plan, 3);
     assert_eq!(run.steps, STEPS);
     let report = run.server.unwrap();
@@ -186,7 +188,7 @@ fn backup_workers_do_not_wait_for_the_slowest() {
 /// Who a straggler makes wait is written down, in a ring too.
 #[test]
 fn waits_are_written_down() {
-    let straggler = Some(StragglerPlan { rank: 1, ms: 60 });
+    let straggler = Some(StragglerPlan { rank: 1, slowness: Slowness::Ms(60) });
     let waits = |mut plan: WorkerPlan| {
         plan.network.straggler = straggler;
         train(&plan, 2).waited_ms

@@ -49,6 +49,8 @@ pub struct LaunchedViews {
     place: Place,
     /// The view whose group the trainer was given last.
     view: Option<View>,
+    /// This worker has left to come again.
+    away: bool,
 }
 
 /// What every group of this worker is made from.
@@ -99,13 +101,14 @@ impl LaunchedViews {
             stop: place.stop,
             speaks: speaks.clone(),
             origin: Instant::now(),
+            away: None,
         };
         std::thread::spawn(move || thread.run(&inbox));
         let place =
             Place { socket, key, run_id, id, config_digest, network, failure_timeout, speaks };
         let group =
             first.as_ref().map(|first| place.join(first, join_timeout, interrupt)).transpose()?;
-        Ok((group, LaunchedViews { shared, to_thread, place, view: first }))
+        Ok((group, LaunchedViews { shared, to_thread, place, view: first, away: false }))
     }
 }
 
@@ -153,7 +156,17 @@ impl Views for LaunchedViews {
         Ok(())
     }
 
+    fn leave(&mut self) {
+        self.away = true;
+        self.view = None;
+        // A thread that is gone has left an ending.
+        let _ = self.to_thread.send(Input::Suspend);
+    }
+
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError> {
+        if std::mem::take(&mut self.away) {
+            let _ = self.to_thread.send(Input::Return);
+        }
         // A worker that comes has no view yet that could fail.
         let mut failure = self.view.as_ref().map(|view| broken(view, self.place.id, error));
         loop {

@@ -40,6 +40,10 @@ pub enum Input {
     },
     /// This worker is asked to leave, and the others are to go on.
     Leave,
+    /// This worker cannot compute: it leaves for a while, and the others are to go on.
+    Suspend,
+    /// It can compute again, and asks to be let in anew.
+    Return,
 }
 
 /// How messages reach the other workers.
@@ -104,6 +108,16 @@ pub(super) struct MemberThread {
     /// Whether this worker has rank 0 and speaks for all.
     pub(super) speaks: Arc<AtomicBool>,
     pub(super) origin: Instant,
+    pub(super) away: Option<Away>,
+}
+
+/// A worker that leaves to come again.
+#[derive(Default)]
+pub(super) struct Away {
+    /// Whom it will ask, once it has left.
+    contacts: Option<Vec<Party>>,
+    /// It can compute again.
+    is_ready: bool,
 }
 
 impl MemberThread {
@@ -159,6 +173,20 @@ impl MemberThread {
 
     /// Asks to be let in anew, where the others have gone on without this worker.
     fn come_again(&mut self, ending: &Ending) -> bool {
+        let parted = matches!(ending, Ending::Left | Ending::LeftBehind { .. });
+        if self.away.is_some() && parted {
+            let contacts = match self.settings.acceptors {
+                Acceptors::Launcher => vec![Party::Launcher],
+                Acceptors::Members => {
+                    let ids = self.membership.view().into_iter().flat_map(View::ids);
+                    ids.filter(|&id| id != self.me.id).map(Party::Member).collect()
+                }
+            };
+            let is_ready = self.away.take().is_some_and(|away| away.is_ready);
+            self.away = Some(Away { contacts: Some(contacts), is_ready });
+            self.return_if_ready();
+            return true;
+        }
         let Ending::LeftBehind { view } = ending else { return false };
         tracing::warn!("{ending}; it asks to join them again");
         let contacts = match self.settings.acceptors {
@@ -167,6 +195,15 @@ impl MemberThread {
         };
         self.join_anew(contacts, self.settings.clone());
         true
+    }
+
+    /// A worker that has left asks to be let in once it can compute: nobody is to wait for it.
+    fn return_if_ready(&mut self) {
+        if let Some(Away { contacts: Some(contacts), is_ready: true }) = &mut self.away {
+            let contacts = std::mem::take(contacts);
+            self.away = None;
+            self.join_anew(contacts, self.settings.clone());
+        }
     }
 
     fn join_anew(&mut self, contacts: Vec<Party>, settings: Settings) {
@@ -199,6 +236,16 @@ impl MemberThread {
                 self.stop.store(true, Ordering::Relaxed);
             }
             Input::Leave => self.membership.handle_leave(),
+            Input::Suspend => {
+                self.away = Some(Away::default());
+                self.membership.handle_leave();
+            }
+            Input::Return => {
+                if let Some(away) = &mut self.away {
+                    away.is_ready = true;
+                }
+                self.return_if_ready();
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use crate::protocol::plan::Plan;
 
 use super::checkpoint::Provenance;
 use super::collective::CollectiveError;
+use super::engine::EngineError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
     BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
@@ -100,6 +101,9 @@ impl Run {
         while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
             match error {
                 TrainError::Collective(error) => self.regroup(error, observer)?,
+                TrainError::Engine(lost) if lost.is_device_lost() => {
+                    self.replace_engine(lost, observer)?;
+                }
                 error => return Err(error),
             }
             checked = Ok(());
@@ -172,6 +176,23 @@ impl Run {
             observer.event(Event::Step(report));
         }
         Ok(())
+    }
+
+    /// Goes on with a new device, if there is one.
+    fn replace_engine(
+        &mut self,
+        lost: EngineError,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let text = format!("{lost}; a new device takes its place");
+        match self.trainer.update.replace_engine(lost)? {
+            Some(error) => self.regroup(error, observer),
+            None => {
+                self.redone_steps += u64::from(std::mem::take(&mut self.in_step));
+                observer.event(Event::Notice { text });
+                Ok(())
+            }
+        }
     }
 
     /// Goes on in the next view, if there is one.
