@@ -24,8 +24,9 @@ const NOT_REPORTED: u64 = u64::MAX;
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shares are told when at least this part of the batch has changed hands.
+/// Shares are told when at least a fifth of the batch has changed hands, and more than a tile.
 const PLAN_PARTS_TOLD: u32 = 5;
+const PLAN_TILES_TOLD: u32 = 2;
 
 /// A trainer under way.
 pub(super) struct Run {
@@ -307,7 +308,7 @@ impl Run {
         };
         let equal = || Plan::equal(plan.tiles().len(), plan.total());
         let told = self.told_plan.take().unwrap_or_else(equal);
-        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD) {
+        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD).max(PLAN_TILES_TOLD) {
             self.told_plan = Some(told);
             return;
         }
