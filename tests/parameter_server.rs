@@ -123,6 +123,7 @@ fn a_servers_checkpoint_goes_on_in_a_ring_and_the_other_way_round() {
         let mut first = first;
         first.folder = Some(FolderPlan {
             keep: None,
+            is_own: false,
             path: out.clone(),
             config: toml::Table::new(),
             checkpoint_every: Some(3),
@@ -149,6 +150,7 @@ fn asynchronous_modes_apply_every_gradient_once() {
         let mut plan = served(mode, servers);
         plan.folder = Some(FolderPlan {
             keep: None,
+            is_own: false,
             path: folder.path().join("run"),
             config: toml::Table::new(),
             checkpoint_every: Some(2),

@@ -74,7 +74,7 @@ fn trainer(
         checkpoints_kept: None,
         started_at: Instant::now(),
         members: Vec::new(),
-        heir_of: None,
+        heir: None,
         joins: false,
     }
 }

@@ -137,6 +137,7 @@ pub fn plan_worker(
         (None, None) => Path::new("runs").join(format!("{}-{}", timestamp(), run_id())),
     };
     let config = flags.resolve(base)?;
+    let network = NetworkPlan { synthetic: flags.synthetic(), ..network };
     let table = toml::Table::try_from(RunFlags::from_config(&config, &flags))
         .map_err(|error| CommandError::Usage(format!("the configuration has no file: {error}")))?;
     Ok(WorkerPlan {
@@ -155,6 +156,7 @@ pub fn plan_worker(
             config: table,
             checkpoint_every: output.checkpoint_every,
             keep: output.keep,
+            is_own: false,
         }),
     })
 }
@@ -195,7 +197,7 @@ fn assign(
     workers: usize,
     cores: usize,
 ) -> Result<Vec<Assignment>, CommandError> {
-    if plan.config.kernels == Kernels::Reference {
+    if matches!(plan.config.kernels, Kernels::Reference | Kernels::Synthetic) {
         return Ok(vec![Assignment { adapter: None, cores: 1 }; workers]);
     }
     let choice = plan.adapter.as_deref().map(str::parse::<AdapterChoice>).transpose()?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::elastic::ElasticPlace;
+use crate::launch::elastic::{ElasticPlace, Way};
 use crate::launch::member_thread::{Input, Messenger};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::star::{StarPlace, run_served_worker, run_server};
@@ -26,6 +26,7 @@ use super::CommandError;
 use super::group_flags::GroupFlags;
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
+use super::output::note;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::ShareFlags;
@@ -93,10 +94,10 @@ const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// As [`run`].
 unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
-    let Some(rank) = arguments.group.rank else {
+    if arguments.group.rank.is_none() && arguments.group.join.is_empty() {
         return Err(CommandError::Usage(
-            "a worker needs --rank, --peers and --cluster-key; `annulet train` starts workers on \
-             this machine without them"
+            "a worker needs --rank, --peers and --cluster-key, or --join and --cluster-key; \
+             `annulet train` starts workers on this machine without them"
                 .into(),
         ));
     };
@@ -114,20 +115,29 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         let mut display = Display::new(arguments.json);
         return Ok(run_served_worker(plan, place, &mut display)?);
     }
-    // One worker writes for all; the state is the same on each.
-    if rank != 0 {
-        plan.folder = None;
-    }
-    let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
-    let interrupt = Interrupt::install(true);
-    let mut display = Display::new(arguments.json);
-    let alone = arguments.group.peers.len() == 1;
-    let membership = match arguments.group.place()? {
-        Some(place) if !alone => Membership::group(place),
-        _ => Membership::solo(),
+    let folder = plan.folder.as_mut().map(|folder| {
+        folder.is_own = true;
+        folder.path.clone()
+    });
+    let failure_timeout = plan.network.transport.failure_timeout;
+    let stop = Arc::new(AtomicBool::new(false));
+    let Some(place) = arguments.group.elastic_place(failure_timeout, stop.clone())? else {
+        return Err(CommandError::Usage("a worker needs --cluster-key".into()));
     };
-    let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
-    report(&summary, arguments.json, folder)
+    let leave = place.inbox.0.clone();
+    Interrupt::install_in_group(stop.clone(), move || {
+        // A membership that is over has been left already.
+        let _ = leave.send(Input::Leave);
+    });
+    let mut display = Display::new(arguments.json);
+    match run_worker(plan, Membership::elastic(place), started_at, stop, &mut display) {
+        Err(error) if error.is_leave() => {
+            note("left as it was asked to; the others go on");
+            Ok(())
+        }
+        // Whoever did not write for all has no folder.
+        result => report(&result?, arguments.json, folder.filter(|folder| folder.exists())),
+    }
 }
 
 fn run_launched() -> Result<(), CommandError> {
@@ -196,7 +206,7 @@ fn follow_orders() -> Result<(), CommandError> {
         settings,
         join_timeout: LAUNCHED_JOIN_TIMEOUT,
         inbox: (to_membership, inbox),
-        messenger: Box::new(ByLauncher),
+        way: Way::Launcher(Box::new(ByLauncher)),
         stop: stop.clone(),
         speaks: speaks.clone(),
     });

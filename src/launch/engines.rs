@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Kernels;
+use crate::config::{Kernels, RunConfig};
 use crate::data::DatasetPromise;
 use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
@@ -12,7 +12,9 @@ use crate::train::device_loss::DeviceLoss;
 use crate::train::engine::GradientEngine;
 use crate::train::event::{Event, Observer};
 use crate::train::straggler::{Slowness, Straggler};
+use crate::train::synthetic::{ComputeTimes, SyntheticEngine};
 
+use super::LaunchError;
 use super::worker::WorkerPlan;
 
 /// A worker whose computing takes longer in each step.
@@ -63,8 +65,16 @@ pub(super) fn open_worker_engine(
     rank: Option<usize>,
     dataset: &DatasetPromise,
     observer: &mut dyn Observer,
-) -> Result<Box<dyn GradientEngine>, GpuError> {
-    let mut engine = open_engine(&plan.engine_request(), dataset, observer)?;
+) -> Result<Box<dyn GradientEngine>, LaunchError> {
+    let mut engine = match (&plan.network.synthetic, plan.config.kernels) {
+        (Some(compute), Kernels::Synthetic) => {
+            let RunConfig { batch, seed, .. } = plan.config;
+            // Who comes later draws times that are nobody else's.
+            let drawer = rank.unwrap_or(usize::MAX);
+            Box::new(SyntheticEngine::new(ComputeTimes::new(compute, batch, seed)?, drawer))
+        }
+        _ => open_engine(&plan.engine_request(), dataset, observer)?,
+    };
     if let Some(loss) = plan.network.device_loss.filter(|loss| Some(loss.rank) == rank) {
         engine = Box::new(DeviceLoss::new(engine, loss.step));
     }

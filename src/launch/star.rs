@@ -143,7 +143,7 @@ pub fn run_server(
         folder,
         checkpoint_every,
         checkpoints_kept: plan.folder.as_ref().and_then(|folder| folder.keep),
-        heir_of: None,
+        heir: None,
         joins: false,
         started_at,
         members,

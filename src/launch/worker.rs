@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
 use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
-use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
+use crate::net::{ClusterKey, GroupOptions, PeerAddress, Station, TransportSettings};
 use crate::protocol::exchange::Strategy;
 use crate::train::all_reduce::{AllReduce, AllReduceParts};
 use crate::train::checkpoint::read_checkpoint;
@@ -22,11 +22,12 @@ use crate::train::event::{Event, Observer, Silent};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
-use crate::train::trainer::{Trainer, TrainingState};
+use crate::train::synthetic::SyntheticCompute;
+use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
 use super::LaunchError;
-use super::elastic::{ElasticPlace, LaunchedViews};
+use super::elastic::{ElasticPlace, ElasticViews, Started};
 use super::engines::{DeviceLossPlan, StragglerPlan, open_worker_engine};
 
 /// What a worker needs to know, apart from its peers.
@@ -60,6 +61,9 @@ pub struct NetworkPlan {
     /// The shares follow the workers' speeds and change once in so many steps at most; none: they
     /// stay equal. The same for all workers; of no matter to servers.
     pub rebalance: Option<NonZero<u32>>,
+    /// How long workers wait where the kernels are [`Kernels::Synthetic`].
+    #[serde(default)]
+    pub synthetic: Option<SyntheticCompute>,
 }
 
 /// Steps between changes of the shares: a fraction of a second of a run, and enough for a median.
@@ -89,6 +93,7 @@ impl Default for NetworkPlan {
             straggler: None,
             device_loss: None,
             rebalance: Some(REBALANCE_DEFAULT),
+            synthetic: None,
         }
     }
 }
@@ -103,17 +108,42 @@ pub struct FolderPlan {
     /// So many of the newest checkpoints are kept; none: all.
     #[serde(default)]
     pub keep: Option<NonZero<usize>>,
+    /// Whether the folder is this worker's own, and not that of all workers of this machine.
+    #[serde(default)]
+    pub is_own: bool,
 }
 
-/// Joins the other workers, given the digest of the configuration and the data, and the steps
-/// completed so far.
-type Connect = Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+/// Everything that decides the result.
+pub struct Terms {
+    pub digest: [u8; 32],
+    /// Each part by its name, to say which one differs.
+    pub by_name: Vec<(String, String)>,
+}
+
+impl Terms {
+    fn of(plan: &WorkerPlan, dataset: &Dataset) -> Terms {
+        let WorkerPlan { config, network, .. } = plan;
+        let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
+        let fields = serde_json::to_value(config).unwrap_or_default();
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            by_name.push((name.clone(), value.to_string()));
+        }
+        let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
+        by_name.push(("rebalance".to_owned(), rebalance));
+        Terms { digest: network.group_digest(&config.digest(&dataset.sha256)), by_name }
+    }
+}
+
+/// Joins the other workers, given the terms and the steps completed so far.
+type Connect = Box<dyn FnOnce(Terms, NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
 
 /// A worker's connection to the others.
 struct Connected {
     collective: Box<dyn Collective>,
     /// How it goes on when the group breaks, if it does.
     views: Option<Box<dyn Views>>,
+    /// What it speaks to the others by, in all their views.
+    station: Option<Arc<Station>>,
 }
 
 /// A worker's place among the others.
@@ -163,7 +193,8 @@ impl Membership {
             rank: Some(0),
             members: vec!["this process".into()],
             connect: Box::new(|_, _, _| {
-                Ok(Connected { collective: Box::new(Solo::default()), views: None })
+                let collective = Box::new(Solo::default());
+                Ok(Connected { collective, views: None, station: None })
             }),
         }
     }
@@ -176,9 +207,9 @@ impl Membership {
         Membership {
             rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
-            connect: Box::new(move |config_digest, network, _| {
-                let group = Group::join(place.options(config_digest, network))?;
-                Ok(Connected { collective: Box::new(group), views: None })
+            connect: Box::new(move |terms, network, _| {
+                let collective = Box::new(Group::join(place.options(terms.digest, network))?);
+                Ok(Connected { collective, views: None, station: None })
             }),
         }
     }
@@ -190,13 +221,15 @@ impl Membership {
         Membership {
             rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
             members,
-            connect: Box::new(move |config_digest, network, step| {
-                let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
+            connect: Box::new(move |terms, network, step| {
+                let started = ElasticViews::start(place, terms, network, step)?;
+                let Started { group, views, station } = started;
                 let collective: Box<dyn Collective> = match group {
                     Some(group) => Box::new(group),
                     None => Box::new(Solo::default()),
                 };
-                Ok(Connected { collective, views: Some(Box::new(views)) })
+                let views: Option<Box<dyn Views>> = Some(Box::new(views));
+                Ok(Connected { collective, views, station: Some(station) })
             }),
         }
     }
@@ -217,8 +250,11 @@ pub fn run_worker(
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
     let Membership { rank, members, connect } = membership;
-    if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
-        RunFolder::check_free(&folder.path)?;
+    match (&plan.folder, &plan.resume, rank) {
+        (Some(folder), None, Some(0)) => RunFolder::check_free(&folder.path)?,
+        // Others may be writing to the same folder by now.
+        (Some(folder), None, _) => RunFolder::check_unfinished(&folder.path)?,
+        _ => {}
     }
     // Data are read and the others are joined while kernels are compiled. If joining fails the
     // thread is left to itself: whoever it reaches then hears that this worker has left.
@@ -232,10 +268,10 @@ pub fn run_worker(
             let (state, resumed) = initial_state(&plan, &dataset)?;
             keeper.keep(dataset.clone());
             notices.extend(resumed);
-            let digest = plan.network.group_digest(&plan.config.digest(&dataset.sha256));
+            let terms = Terms::of(&plan, &dataset);
             let (network, step) = (plan.network.clone(), state.step);
             let join = move || {
-                let _ = sender.send(connect(digest, network, step));
+                let _ = sender.send(connect(terms, network, step));
             };
             // Nobody is to wait for a worker that comes later.
             let later = match rank {
@@ -260,12 +296,16 @@ pub fn run_worker(
         std::thread::spawn(join);
     }
     let data = plan.data.pinned(&origin);
-    let Connected { collective, views } =
+    let Connected { collective, views, station } =
         joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
     let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
-    let heir_of = plan.folder.as_ref().map(|folder| folder.path.clone());
+    let heir = plan.folder.as_ref().map(|folder| Heir {
+        path: folder.path.clone(),
+        config_toml: folder.config_toml(&data),
+        is_own: folder.is_own,
+    });
     let folder = plan
         .folder
         .as_ref()
@@ -300,10 +340,15 @@ pub fn run_worker(
         checkpoints_kept,
         started_at,
         members,
-        heir_of,
+        heir,
         joins: rank.is_none(),
     };
-    Ok(trainer.run(observer)?)
+    let result = trainer.run(observer).map_err(LaunchError::from);
+    if let Some(station) = station {
+        let failure = result.as_ref().err().filter(|error| !error.is_leave());
+        station.part(failure.map(ToString::to_string));
+    }
+    result
 }
 
 /// The state that a run begins with, and a notice if it comes from a checkpoint.
@@ -345,6 +390,16 @@ fn check_resumable(path: &Path, made: &RunConfig, asked: &RunConfig) -> Result<(
     }
 }
 
+impl FolderPlan {
+    fn config_toml(&self, data: &DataPlan) -> String {
+        let mut config = self.config.clone();
+        if let Some(dataset) = &data.dataset {
+            config.insert("dataset".into(), dataset.clone().into());
+        }
+        config.to_string()
+    }
+}
+
 /// A run goes on in its own folder; any other folder must be free.
 pub(super) fn open_folder(
     folder: &FolderPlan,
@@ -352,11 +407,7 @@ pub(super) fn open_folder(
     data: &DataPlan,
     step: u64,
 ) -> Result<RunFolder, LaunchError> {
-    let mut config = folder.config.clone();
-    if let Some(dataset) = &data.dataset {
-        config.insert("dataset".into(), dataset.clone().into());
-    }
-    let text = config.to_string();
+    let text = folder.config_toml(data);
     let own = resume.is_some_and(|checkpoint| {
         let parent = checkpoint.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned));
         parent.is_some() && parent == folder.path.canonicalize().ok()

@@ -5,6 +5,7 @@ pub mod collective;
 pub mod cost_model;
 pub mod direct;
 pub mod exchange;
+pub mod greeting;
 pub mod halving_doubling;
 pub mod link;
 pub mod membership;

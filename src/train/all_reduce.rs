@@ -267,10 +267,8 @@ impl Update for AllReduce {
         }
         // Memory that the old device holds may be what the new one needs.
         self.engine = Box::new(LostEngine(self.engine.description()));
-        self.engine = reopen().map_err(|reason| EngineError::NotReplaced {
-            lost: Box::new(lost),
-            reason: Box::new(reason),
-        })?;
+        let lost = Box::new(lost);
+        self.engine = reopen().map_err(|reason| EngineError::NotReplaced { lost, reason })?;
         let comes_again = || NetError::Interrupted("this worker has a new device".to_owned());
         Ok(others.then(|| comes_again().into()))
     }

@@ -46,7 +46,10 @@ pub trait GradientEngine: Send {
 }
 
 /// Opens an engine anew when its device was lost.
-pub type Reopen = Box<dyn FnOnce() -> Result<Box<dyn GradientEngine>, EngineError> + Send>;
+pub type Reopen = Box<dyn FnOnce() -> Result<Box<dyn GradientEngine>, Cause> + Send>;
+
+/// Why an engine could not be opened, by whatever opens it.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// What an engine runs on.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -67,7 +70,7 @@ pub enum EngineError {
     #[error(transparent)]
     Gpu(#[from] GpuError),
     #[error("{lost}; and no other device could be opened in its place: {reason}")]
-    NotReplaced { lost: Box<EngineError>, reason: Box<EngineError> },
+    NotReplaced { lost: Box<EngineError>, reason: Cause },
 }
 
 impl EngineError {

@@ -15,7 +15,7 @@ use super::metrics::{
     StepTotals, ViewReport, hex, milliseconds,
 };
 use super::run_folder::RunFolder;
-use super::trainer::{TrainError, Trainer, parameters_sha256};
+use super::trainer::{Heir, TrainError, Trainer, parameters_sha256};
 use super::views::{Regrouped, Standing};
 
 /// No run has as many steps.
@@ -115,7 +115,7 @@ impl Run {
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
-                (self.trainer.folder, self.trainer.heir_of) = (None, None);
+                (self.trainer.folder, self.trainer.heir) = (None, None);
                 self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
@@ -221,9 +221,9 @@ impl Run {
         self.redone_steps += redone;
         if rank == 0
             && self.trainer.folder.is_none()
-            && let Some(path) = &self.trainer.heir_of
+            && let Some(Heir { path, config_toml, .. }) = &self.trainer.heir
         {
-            let mut folder = RunFolder::take_over(path, now_at)?;
+            let mut folder = RunFolder::take_over(path, config_toml, now_at)?;
             if let Some(report) = self.last_report.as_ref().filter(|report| report.step == now_at) {
                 folder.append(&MetricsLine::Epoch(report.clone()))?;
             }
@@ -351,6 +351,15 @@ impl Run {
             server: outcome.server,
         };
         Ok((report, outcome.rebalanced))
+    }
+
+    /// For the last checkpoint of a worker that did not write for all, if it has where to leave it.
+    pub(super) fn open_own_folder(&mut self) -> Result<(), TrainError> {
+        let own = self.trainer.heir.as_ref().filter(|heir| heir.is_own);
+        if let (None, Some(Heir { path, config_toml, .. })) = (&self.trainer.folder, own) {
+            self.trainer.folder = Some(RunFolder::open_beside(path, config_toml)?);
+        }
+        Ok(())
     }
 
     /// Writes the state, which must be whole, if this worker writes.
