@@ -4,6 +4,7 @@ pub mod adapters;
 mod arbitration;
 pub mod driver_environment;
 pub mod elastic;
+pub mod engines;
 pub mod exposition;
 pub mod local;
 pub mod member_thread;

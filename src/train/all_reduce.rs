@@ -10,6 +10,7 @@ use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::sampler::{Sampler, samples, tiles};
 use crate::model::layout::{BUCKETS, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS};
+use crate::net::NetError;
 use crate::numerics::fixed_point::FixedPoint;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::balancer::Balancer;
@@ -17,7 +18,8 @@ use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::membership::View;
 
 use super::collective::{Collective, CollectiveError, Solo, Traffic};
-use super::engine::{EngineDescription, GradientEngine};
+use super::device_loss::LostEngine;
+use super::engine::{EngineDescription, EngineError, GradientEngine, Reopen};
 use super::evaluate::{Evaluation, evaluate};
 use super::metrics::{PlanReport, milliseconds};
 use super::timeline::{Timeline, Track};
@@ -41,6 +43,8 @@ pub struct AllReduce {
     generation: u32,
     /// Finds the others again when the group has broken; without it, that is the end.
     views: Option<Box<dyn Views>>,
+    /// Opens another engine in the place of one whose device was lost; that is tried once.
+    reopen: Option<Reopen>,
     /// What went over the groups before this one.
     traffic_before: Traffic,
     /// Set from outside to end the run after the current step, on all workers alike.
@@ -95,6 +99,7 @@ impl AllReduce {
             waited: vec![vec![Duration::ZERO; world]; world],
             generation: 0,
             views: None,
+            reopen: None,
             balancer: Balancer::new(world, tiles(config.batch.min(samples)), rebalance),
             rebalance,
             changes_before: 0,
@@ -118,6 +123,12 @@ impl AllReduce {
     /// Lets the run go on in the next view when the group breaks.
     pub fn elastic(mut self, views: Box<dyn Views>) -> AllReduce {
         self.views = Some(views);
+        self
+    }
+
+    /// Lets the run go on with a new engine, once, when the device is lost.
+    pub fn reopening(mut self, reopen: Reopen) -> AllReduce {
+        self.reopen = Some(reopen);
         self
     }
 }
@@ -252,6 +263,25 @@ impl Update for AllReduce {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn replace_engine(&mut self, lost: EngineError) -> Result<Option<CollectiveError>, TrainError> {
+        let others = self.workers() > 1;
+        // A group that cannot change has no place for a worker that comes again.
+        let can_leave = self.views.is_some() || !others;
+        let Some(reopen) = self.reopen.take().filter(|_| can_leave) else {
+            return Err(lost.into());
+        };
+        tracing::warn!("{lost}; a new device is opened");
+        if let Some(views) = self.views.as_mut().filter(|_| others) {
+            views.leave();
+        }
+        // Memory that the old device holds may be what the new one needs.
+        self.engine = Box::new(LostEngine(self.engine.description()));
+        let lost = Box::new(lost);
+        self.engine = reopen().map_err(|reason| EngineError::NotReplaced { lost, reason })?;
+        let comes_again = || NetError::Interrupted("this worker has a new device".to_owned());
+        Ok(others.then(|| comes_again().into()))
     }
 
     fn workers(&self) -> usize {

@@ -4,6 +4,7 @@ pub mod all_reduce;
 pub mod buffers;
 pub mod checkpoint;
 pub mod collective;
+pub mod device_loss;
 pub mod engine;
 pub mod evaluate;
 pub mod event;

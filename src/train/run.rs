@@ -8,6 +8,7 @@ use crate::protocol::plan::Plan;
 
 use super::checkpoint::Provenance;
 use super::collective::CollectiveError;
+use super::engine::EngineError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
     BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
@@ -24,8 +25,9 @@ const NOT_REPORTED: u64 = u64::MAX;
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shares are told when at least this part of the batch has changed hands.
+/// Shares are told when at least a fifth of the batch has changed hands, and more than a tile.
 const PLAN_PARTS_TOLD: u32 = 5;
+const PLAN_TILES_TOLD: u32 = 2;
 
 /// A trainer under way.
 pub(super) struct Run {
@@ -103,6 +105,9 @@ impl Run {
         while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
             match error {
                 TrainError::Collective(error) => self.regroup(error, observer)?,
+                TrainError::Engine(lost) if lost.is_device_lost() => {
+                    self.replace_engine(lost, observer)?;
+                }
                 error => return Err(error),
             }
             checked = Ok(());
@@ -176,6 +181,23 @@ impl Run {
             self.tell_progress(observer);
         }
         Ok(())
+    }
+
+    /// Goes on with a new device, if there is one.
+    fn replace_engine(
+        &mut self,
+        lost: EngineError,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let text = format!("{lost}; a new device takes its place");
+        match self.trainer.update.replace_engine(lost)? {
+            Some(error) => self.regroup(error, observer),
+            None => {
+                self.redone_steps += u64::from(std::mem::take(&mut self.in_step));
+                observer.event(Event::Notice { text });
+                Ok(())
+            }
+        }
     }
 
     /// Goes on in the next view, if there is one.
@@ -301,7 +323,7 @@ impl Run {
         };
         let equal = || Plan::equal(plan.tiles().len(), plan.total());
         let told = self.told_plan.take().unwrap_or_else(equal);
-        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD) {
+        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD).max(PLAN_TILES_TOLD) {
             self.told_plan = Some(told);
             return;
         }

@@ -6,7 +6,8 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{
-    Provenance, encode_checkpoint, encode_model, file_name, step_of, write_atomically,
+    Provenance, encode_checkpoint, encode_model, file_name, read_checkpoint, step_of,
+    write_atomically,
 };
 use super::metrics::{MetricsLine, RunSummary, StepReport};
 use super::tensorboard::EventFile;
@@ -74,12 +75,17 @@ impl RunFolder {
 
     /// Opens the run's own folder to go on after `step` steps: what was logged later is about to be
     /// repeated and is taken out of `metrics.jsonl`. Refuses a folder that has a newer checkpoint,
-    /// which the next run to be resumed would take for its own.
+    /// which the next run to be resumed would take for its own; one that cannot be read is set aside.
     pub fn resume(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
-        let newer =
-            names(path)?.into_iter().find(|name| step_of(name).is_some_and(|other| other > step));
-        if let Some(newer) = newer {
-            return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
+        let is_newer = |name: &String| step_of(name).is_some_and(|other| other > step);
+        for newer in names(path)?.into_iter().filter(is_newer) {
+            let file = path.join(&newer);
+            if read_checkpoint(&file).is_ok() {
+                return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
+            }
+            // Set aside, so that it is there to be looked at and never in the way.
+            let damaged = path.join(format!("{newer}.damaged"));
+            fs::rename(&file, &damaged).map_err(|source| io(&file, source))?;
         }
         keep_metrics(path, |line| match line {
             MetricsLine::Step(report) => report.step <= step,
@@ -236,6 +242,9 @@ fn io(path: &Path, source: std::io::Error) -> RunFolderError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RunConfig;
+    use crate::data::DataPlan;
+    use crate::data::dataset::{Dataset, ImageSet, Normalization};
 
     fn report(step: u64) -> StepReport {
         StepReport {
@@ -314,9 +323,27 @@ mod tests {
     #[test]
     fn a_folder_with_a_newer_checkpoint_is_not_resumed_from_an_older_one() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(file_name(200)), "").unwrap();
+        let run = RunFolder::create(folder.path(), "").unwrap();
+        let config = RunConfig::default();
+        let dataset = Dataset {
+            name: "none".into(),
+            train: ImageSet { pixels: Vec::new(), labels: Vec::new() },
+            test: ImageSet { pixels: Vec::new(), labels: Vec::new() },
+            normalization: Normalization { scale: 1.0, offset: 0.0 },
+            sha256: [0; 32],
+        };
+        let provenance =
+            Provenance { config: &config, data: &DataPlan::default(), dataset: &dataset };
+        let state = TrainingState { step: 200, ..TrainingState::initial(&config) };
+        run.write_checkpoint(provenance, &state).unwrap();
         let error = RunFolder::resume(folder.path(), "", 25).unwrap_err();
         assert!(error.to_string().contains("checkpoint-200"), "{error}");
         assert!(RunFolder::resume(folder.path(), "", 200).is_ok());
+        // A damaged one is no reason, and in nobody's way.
+        let newest = folder.path().join(file_name(200));
+        let half = fs::read(&newest).unwrap().len() / 2;
+        fs::write(&newest, &fs::read(&newest).unwrap()[..half]).unwrap();
+        assert!(RunFolder::resume(folder.path(), "", 25).is_ok());
+        assert!(!newest.exists());
     }
 }
