@@ -107,9 +107,12 @@ pub struct Terms {
 impl Terms {
     fn of(config: &RunConfig, dataset: &Dataset) -> Terms {
         let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
-        let fields = serde_json::to_value(config).unwrap_or_default();
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            by_name.push((name.clone(), value.to_string()));
+        // By way of text, in which 0.1 stays 0.1.
+        let text = serde_json::to_string(config).unwrap_or_default();
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap_or_default();
+        for (name, value) in fields {
+            by_name.push((name, value.to_string()));
         }
         Terms { digest: config.digest(&dataset.sha256), by_name }
     }

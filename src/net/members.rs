@@ -19,8 +19,9 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::door::Caller;
 use super::endpoint::Endpoint;
+use super::handshake::{self, Failed};
 use super::peer::{
-    self, ATTEMPT_TIMEOUT, CODE_ABORT, CODE_DONE, Failed, PAUSE_MAX, PAUSE_MIN, PeerAddress,
+    self, ATTEMPT_TIMEOUT, CODE_ABORT, CODE_DONE, PAUSE_MAX, PAUSE_MIN, PeerAddress,
 };
 use super::station::{Contact, StationEvent};
 use super::{Failures, NetError, wire};
@@ -258,8 +259,8 @@ impl Members {
             self.endpoint.connect(address).map_err(|error| Failed::Retry(error.to_string()))?;
         let talk = async {
             let (connection, send, mut receive) =
-                peer::greet(connecting, address, &greeting).await?;
-            let answer = peer::read_frame(&mut receive).await?;
+                handshake::greet(connecting, address, &greeting).await?;
+            let answer = handshake::read_frame(&mut receive).await?;
             Ok::<_, Failed>((connection, send, receive, answer))
         };
         let (connection, send, receive, answer) = match timeout(ATTEMPT_TIMEOUT, talk).await {
@@ -291,7 +292,7 @@ impl Members {
             }
             Err(mismatch) => MemberAnswer::Refuse(mismatch.to_string()),
         };
-        let Ok(frame) = peer::frame(&answer) else { return };
+        let Ok(frame) = handshake::frame(&answer) else { return };
         if send.write_all(&frame).await.is_err() {
             return;
         }
@@ -299,7 +300,7 @@ impl Members {
             Ok(()) => self.take(Line { id: theirs.id, connection, send, receive }),
             Err(mismatch) => {
                 tracing::warn!("turned away {} at {address}: {mismatch}", theirs.id);
-                peer::let_answer_arrive(&mut send).await;
+                handshake::let_answer_arrive(&mut send).await;
             }
         }
     }
@@ -321,7 +322,7 @@ impl Members {
 
     async fn read(self: Arc<Self>, id: MemberId, connection: Connection, mut receive: RecvStream) {
         let why = loop {
-            match peer::read_frame::<Message>(&mut receive).await {
+            match handshake::read_frame::<Message>(&mut receive).await {
                 Ok(message) if message.is_sound() => {
                     self.state().learn(message.members());
                     (self.events)(StationEvent::Message { from: id, message });
@@ -418,7 +419,7 @@ impl State {
 /// Sends what comes until nothing more will, and waits until all of it has arrived.
 async fn write(mut send: SendStream, mut messages: mpsc::Receiver<Message>) {
     while let Some(message) = messages.recv().await {
-        let frame = match peer::frame(&message) {
+        let frame = match handshake::frame(&message) {
             Ok(frame) => frame,
             Err(error) => {
                 tracing::warn!("a message about views is not sent: {error}");
@@ -429,5 +430,5 @@ async fn write(mut send: SendStream, mut messages: mpsc::Receiver<Message>) {
             return;
         }
     }
-    peer::let_answer_arrive(&mut send).await;
+    handshake::let_answer_arrive(&mut send).await;
 }

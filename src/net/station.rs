@@ -21,9 +21,10 @@ use tokio::time::timeout;
 
 use super::door::{Caller, Door};
 use super::endpoint::{Endpoint, TransportSettings};
+use super::handshake;
 use super::identity::ClusterKey;
 use super::members::Members;
-use super::peer::{self, ATTEMPT_TIMEOUT, CODE_ABORT, HANDSHAKES_MAX, PeerAddress};
+use super::peer::{ATTEMPT_TIMEOUT, CODE_ABORT, HANDSHAKES_MAX, PeerAddress};
 use super::{NetError, wire};
 use crate::protocol::greeting::{Greeting, MemberHello};
 use crate::protocol::membership::{Member, MemberId, Message};
@@ -213,7 +214,7 @@ async fn receive(
     members: Arc<Members>,
     newest: watch::Receiver<Slot>,
 ) {
-    match timeout(ATTEMPT_TIMEOUT, peer::hear(address, connecting)).await {
+    match timeout(ATTEMPT_TIMEOUT, handshake::hear(address, connecting)).await {
         Ok(Ok(caller)) => match &caller.greeting {
             Greeting::Group(hello) => {
                 let (generation, rank) = (hello.generation, hello.rank);
