@@ -4,6 +4,8 @@
 //! `ANNULET_*` variable, else from the `--config` file, else from the defaults.
 
 mod bench;
+mod bench_topology;
+mod compute_flag;
 mod devices;
 mod error;
 mod eval;

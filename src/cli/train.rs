@@ -78,7 +78,7 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (servers, straggler) = arguments.topology.resolve(workers)?;
+    let servers = arguments.topology.resolve(workers)?;
     let workers_max = arguments.max_workers.unwrap_or(arguments.workers) as usize;
     let least = workers.max(arguments.min_workers as usize);
     if arguments.max_workers.is_some() && workers_max < least {
@@ -94,8 +94,8 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
                 .into(),
         ));
     }
-    let network =
-        NetworkPlan { servers, straggler, ..arguments.network.resolve(!arguments.no_overlap)? };
+    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let network = NetworkPlan { servers, ..arguments.topology.shares.resolve(network) };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
@@ -156,6 +156,7 @@ pub fn plan_worker(
         (None, None) => Path::new("runs").join(format!("{}-{}", timestamp(), run_id())),
     };
     let config = flags.resolve(base)?;
+    let network = NetworkPlan { synthetic: flags.synthetic(), ..network };
     let table = toml::Table::try_from(RunFlags::from_config(&config, &flags))
         .map_err(|error| CommandError::Usage(format!("the configuration has no file: {error}")))?;
     Ok(WorkerPlan {
@@ -215,7 +216,7 @@ fn assign(
     workers: usize,
     cores: usize,
 ) -> Result<Vec<Assignment>, CommandError> {
-    if plan.config.kernels == Kernels::Reference {
+    if matches!(plan.config.kernels, Kernels::Reference | Kernels::Synthetic) {
         return Ok(vec![Assignment { adapter: None, cores: 1 }; workers]);
     }
     let choice = plan.adapter.as_deref().map(str::parse::<AdapterChoice>).transpose()?;

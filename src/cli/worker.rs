@@ -15,9 +15,7 @@ use crate::launch::member_thread::{Input, Messenger};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::star::{StarPlace, run_served_worker, run_server};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{
-    Membership, NetworkPlan, StragglerPlan, WorkerPlan, peer_addresses, run_worker,
-};
+use crate::launch::worker::{Membership, WorkerPlan, peer_addresses, run_worker};
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
 use crate::protocol::membership::{Acceptors, Member, MemberId, Message, Party, Settings};
@@ -31,6 +29,7 @@ use super::network_flags::NetworkFlags;
 use super::output::note;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
+use super::topology_flags::ShareFlags;
 use super::train::{WORKERS_MAX, plan_worker, report};
 
 #[derive(Debug, Args)]
@@ -55,9 +54,8 @@ pub struct WorkerArguments {
     #[arg(long, env = "ANNULET_WORKERS", value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     workers: Option<u64>,
-    /// Make one worker slower: its computing takes MS longer in each step
-    #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS")]
-    straggler: Option<StragglerPlan>,
+    #[command(flatten)]
+    shares: ShareFlags,
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
@@ -98,11 +96,8 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
              `annulet train` starts workers on this machine without them"
                 .into(),
         ));
-    }
-    let network = NetworkPlan {
-        straggler: arguments.straggler,
-        ..arguments.network.resolve(!arguments.no_overlap)?
     };
+    let network = arguments.shares.resolve(arguments.network.resolve(!arguments.no_overlap)?);
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);

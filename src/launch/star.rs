@@ -80,7 +80,7 @@ pub fn run_served_worker(
         let _ = sender.send(place.join(&joining_plan, &joining_dataset));
     });
     let promise = DatasetPromise::from(dataset.clone());
-    let engine = open_slowed_engine(&plan, Some(rank), workers, &promise, observer)?;
+    let engine = open_slowed_engine(&plan, Some(rank), &promise, observer)?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
     let config = plan.config;
     let worker = ServedWorker::new(ServedWorkerParts { config, dataset, engine, star, servers });

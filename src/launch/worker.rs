@@ -9,9 +9,9 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::config::{Kernels, RunConfig};
-use crate::data::sampler::share;
 use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
 use crate::gpu::GpuError;
 use crate::gpu::engine::{Engine, EngineSettings, Sums};
@@ -27,12 +27,13 @@ use crate::train::event::{Event, Observer};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
-use crate::train::straggler::Straggler;
+use crate::train::straggler::{Slowness, Straggler};
+use crate::train::synthetic::{ComputeTimes, SyntheticCompute, SyntheticEngine};
 use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
 use super::LaunchError;
-use super::elastic::{ElasticPlace, ElasticViews, Started, Way};
+use super::elastic::{ElasticPlace, ElasticViews, Started};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -61,13 +62,36 @@ pub struct NetworkPlan {
     /// Parameter servers; none: the workers exchange gradients among themselves.
     pub servers: Option<ServerPlan>,
     pub straggler: Option<StragglerPlan>,
+    /// The shares follow the workers' speeds and change once in so many steps at most; none: they
+    /// stay equal. The same for all workers; of no matter to servers.
+    pub rebalance: Option<NonZero<u32>>,
+    /// How long workers wait where the kernels are [`Kernels::Synthetic`].
+    #[serde(default)]
+    pub synthetic: Option<SyntheticCompute>,
 }
+
+/// Steps between changes of the shares: a fraction of a second of a run, and enough for a median.
+pub const REBALANCE_DEFAULT: NonZero<u32> = NonZero::new(20).unwrap();
 
 /// A worker whose computing takes longer in each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StragglerPlan {
     pub rank: usize,
-    pub ms: u64,
+    pub slowness: Slowness,
+}
+
+impl NetworkPlan {
+    /// Extends the digest of the configuration and the data by that in which the workers of a group
+    /// must agree too.
+    fn group_digest(&self, config_digest: &[u8; 32]) -> [u8; 32] {
+        let rebalance = self.rebalance.map_or(0, NonZero::get);
+        Sha256::new()
+            .chain_update(b"annulet group 1\0")
+            .chain_update(config_digest)
+            .chain_update(rebalance.to_le_bytes())
+            .finalize()
+            .into()
+    }
 }
 
 impl Default for NetworkPlan {
@@ -78,6 +102,8 @@ impl Default for NetworkPlan {
             transport: TransportSettings::default(),
             servers: None,
             straggler: None,
+            rebalance: Some(REBALANCE_DEFAULT),
+            synthetic: None,
         }
     }
 }
@@ -105,7 +131,8 @@ pub struct Terms {
 }
 
 impl Terms {
-    fn of(config: &RunConfig, dataset: &Dataset) -> Terms {
+    fn of(plan: &WorkerPlan, dataset: &Dataset) -> Terms {
+        let WorkerPlan { config, network, .. } = plan;
         let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
         // By way of text, in which 0.1 stays 0.1.
         let text = serde_json::to_string(config).unwrap_or_default();
@@ -114,7 +141,9 @@ impl Terms {
         for (name, value) in fields {
             by_name.push((name, value.to_string()));
         }
-        Terms { digest: config.digest(&dataset.sha256), by_name }
+        let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
+        by_name.push(("rebalance".to_owned(), rebalance));
+        Terms { digest: network.group_digest(&config.digest(&dataset.sha256)), by_name }
     }
 }
 
@@ -132,7 +161,6 @@ struct Connected {
 
 /// A worker's place among the others.
 pub struct Membership {
-    workers: usize,
     /// None for a worker that comes into a run under way.
     rank: Option<usize>,
     /// A description of each member, by rank.
@@ -175,7 +203,6 @@ impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
         Membership {
-            workers: 1,
             rank: Some(0),
             members: vec!["this process".into()],
             connect: Box::new(|_, _, _| {
@@ -191,7 +218,6 @@ impl Membership {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
         };
         Membership {
-            workers: place.peers.len(),
             rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
             connect: Box::new(move |terms, network, _| {
@@ -205,14 +231,7 @@ impl Membership {
     pub fn elastic(place: ElasticPlace) -> Membership {
         let members = place.first.iter().flat_map(|view| &view.members);
         let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
-        let workers = match (members.len(), &place.way) {
-            (0, Way::Launcher(_)) => place.settings.members_max,
-            // It does not know yet how many there are; with it there are two at least.
-            (0, Way::Network { .. }) => 2,
-            (members, _) => members,
-        };
         Membership {
-            workers,
             rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
             members,
             connect: Box::new(move |terms, network, step| {
@@ -243,7 +262,7 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    let Membership { workers, rank, members, connect } = membership;
+    let Membership { rank, members, connect } = membership;
     match (&plan.folder, &plan.resume, rank) {
         (Some(folder), None, Some(0)) => RunFolder::check_free(&folder.path)?,
         // Others may be writing to the same folder by now.
@@ -262,7 +281,7 @@ pub fn run_worker(
             let (state, resumed) = initial_state(&plan, &dataset)?;
             keeper.keep(dataset.clone());
             notices.extend(resumed);
-            let terms = Terms::of(&plan.config, &dataset);
+            let terms = Terms::of(&plan, &dataset);
             let (network, step) = (plan.network.clone(), state.step);
             let join = move || {
                 let _ = sender.send(connect(terms, network, step));
@@ -277,7 +296,7 @@ pub fn run_worker(
             };
             Ok::<_, LaunchError>((dataset, origin, notices, state, later))
         });
-        let engine = open_slowed_engine(&plan, rank, workers, &promise, observer);
+        let engine = open_slowed_engine(&plan, rank, &promise, observer);
         (engine, loader.join())
     });
     let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -313,6 +332,7 @@ pub fn run_worker(
         collective,
         stop,
         overlap: plan.network.overlap,
+        rebalance: plan.network.rebalance,
     });
     if let Some(views) = views {
         update = update.elastic(views);
@@ -348,18 +368,19 @@ pub struct EngineRequest {
     pub adapter: Option<String>,
     /// Cores that a software adapter may use.
     pub cores: usize,
-    /// Training samples of a step, on this worker.
+    /// Training samples of a step on this worker, at most.
     pub samples_per_step: usize,
 }
 
 impl WorkerPlan {
-    fn engine_request(&self, workers: usize) -> EngineRequest {
+    fn engine_request(&self) -> EngineRequest {
         EngineRequest {
             model: self.config.model,
             kernels: self.config.kernels,
             adapter: self.adapter.clone(),
             cores: self.cores,
-            samples_per_step: share(self.config.batch, workers, 0).len(),
+            // Shares may come to differ: with room for all, no step has to wait for memory.
+            samples_per_step: self.config.batch,
         }
     }
 }
@@ -368,15 +389,20 @@ impl WorkerPlan {
 pub(super) fn open_slowed_engine(
     plan: &WorkerPlan,
     rank: Option<usize>,
-    workers: usize,
     dataset: &DatasetPromise,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = open_engine(&plan.engine_request(workers), dataset, observer)?;
-    Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
-        Some(StragglerPlan { ms, .. }) => {
-            Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
+    let engine = match (&plan.network.synthetic, plan.config.kernels) {
+        (Some(compute), Kernels::Synthetic) => {
+            let RunConfig { batch, seed, .. } = plan.config;
+            // Who comes later draws times that are nobody else's.
+            let drawer = rank.unwrap_or(usize::MAX);
+            Box::new(SyntheticEngine::new(ComputeTimes::new(compute, batch, seed)?, drawer))
         }
+        _ => open_engine(&plan.engine_request(), dataset, observer)?,
+    };
+    Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
+        Some(StragglerPlan { slowness, .. }) => Box::new(Straggler::new(engine, slowness)),
         None => engine,
     })
 }

@@ -149,7 +149,7 @@ impl fmt::Display for HelloMismatch {
                 "config digest",
                 &hex(&theirs.config_digest),
                 &hex(&ours.config_digest),
-                "give every worker the same configuration and the same data set",
+                "give every worker the same configuration, --rebalance and data set",
             ),
             HelloField::WorldSize => differs(
                 "world size",

@@ -1,5 +1,6 @@
 //! Decisions without IO: no sockets, no clocks, no threads, no GPU.
 
+pub mod balancer;
 pub mod collective;
 pub mod cost_model;
 pub mod direct;
@@ -10,6 +11,7 @@ pub mod link;
 pub mod membership;
 pub mod message;
 pub mod parameter_server;
+pub mod plan;
 pub mod ring;
 pub mod star;
 pub mod time;

@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use crate::net::NetError;
+use crate::protocol::plan::Plan;
 
 use super::checkpoint::Provenance;
 use super::collective::CollectiveError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
-    BytesPerStep, EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals,
-    ViewReport, hex, milliseconds,
+    BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
+    StepTotals, ViewReport, hex, milliseconds,
 };
 use super::run_folder::RunFolder;
 use super::trainer::{Heir, TrainError, Trainer, parameters_sha256};
@@ -21,6 +22,9 @@ const NOT_REPORTED: u64 = u64::MAX;
 
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Shares are told when at least this part of the batch has changed hands.
+const PLAN_PARTS_TOLD: u32 = 5;
 
 /// A trainer under way.
 pub(super) struct Run {
@@ -45,6 +49,8 @@ pub(super) struct Run {
     /// What the collective was busy with in steps: not with digests and evaluations.
     comm_busy: Duration,
     last_step_event: Option<Instant>,
+    /// The shares in this view that the observer was told of last.
+    told_plan: Option<Plan>,
     stopped: bool,
 }
 
@@ -63,6 +69,7 @@ impl Run {
             views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
+            told_plan: None,
             stopped: false,
             trainer,
         }
@@ -145,7 +152,10 @@ impl Run {
         total_steps: u64,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let report = self.run_step(epoch)?;
+        let (report, rebalanced) = self.run_step(epoch)?;
+        if rebalanced {
+            self.tell_plan(observer);
+        }
         if let Some(folder) = &mut self.trainer.folder {
             folder.sample_step(&report)?;
         }
@@ -203,6 +213,7 @@ impl Run {
         let seconds = stood_still.as_secs_f64();
         let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
         observer.event(Event::Notice { text });
+        self.told_plan = None;
         self.views.push(ViewReport {
             generation: view.generation,
             members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
@@ -268,8 +279,24 @@ impl Run {
         }
     }
 
-    /// One optimizer update.
-    fn run_step(&mut self, epoch: u64) -> Result<StepReport, TrainError> {
+    /// Says that the workers have other shares now, if they differ much from what was said last.
+    fn tell_plan(&mut self, observer: &mut dyn Observer) {
+        let Some(PlanReport { tiles: plan, .. }) = self.trainer.update.report().plan else {
+            return;
+        };
+        let equal = || Plan::equal(plan.tiles().len(), plan.total());
+        let told = self.told_plan.take().unwrap_or_else(equal);
+        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD) {
+            self.told_plan = Some(told);
+            return;
+        }
+        let text = format!("shares by measured speed: {plan}, worker by worker");
+        observer.event(Event::Notice { text });
+        self.told_plan = Some(plan);
+    }
+
+    /// One optimizer update; and whether the workers' shares have changed with it.
+    fn run_step(&mut self, epoch: u64) -> Result<(StepReport, bool), TrainError> {
         let began = Instant::now();
         self.in_step = true;
         let outcome = self.trainer.update.step(&mut self.trainer.state)?;
@@ -290,7 +317,7 @@ impl Run {
         });
         self.step_ms.push(milliseconds(wall) as f32);
         self.first_step_ms.get_or_insert_with(|| milliseconds(self.trainer.started_at.elapsed()));
-        Ok(StepReport {
+        let report = StepReport {
             step: self.trainer.state.step,
             epoch: epoch + 1,
             loss: outcome.loss_sum / f64::from(outcome.samples.max(1)),
@@ -300,7 +327,8 @@ impl Run {
             comm_ms: milliseconds(outcome.comm),
             redone: outcome.redone,
             server: outcome.server,
-        })
+        };
+        Ok((report, outcome.rebalanced))
     }
 
     /// For the last checkpoint of a worker that did not write for all, if it has where to leave it.
@@ -369,6 +397,7 @@ impl Run {
             },
             traffic: report.traffic,
             waited_ms: report.waited_ms,
+            plan: report.plan,
             server: report.server,
             views: self.views.clone(),
             redone_steps: self.redone_steps,

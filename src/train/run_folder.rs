@@ -294,7 +294,10 @@ mod tests {
         let mut run = RunFolder::create(folder.path(), "name = 1").unwrap();
         (1..=40).for_each(|step| run.sample_step(&report(step)).unwrap());
         fs::write(folder.path().join(file_name(31)), "").unwrap();
-        RunFolder::take_over(folder.path(), 30).unwrap().sample_step(&report(40)).unwrap();
+        RunFolder::take_over(folder.path(), "name = 1", 30)
+            .unwrap()
+            .sample_step(&report(40))
+            .unwrap();
         let text = fs::read_to_string(folder.path().join(METRICS)).unwrap();
         assert_eq!(text.lines().count(), 5, "{text}");
         assert_eq!(fs::read_to_string(folder.path().join("config.toml")).unwrap(), "name = 1");

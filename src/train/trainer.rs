@@ -40,6 +40,11 @@ pub enum TrainError {
          not compute the same values twice"
     )]
     NotReproducible { step: u64 },
+    #[error(
+        "the workers' shares do not make up the batch of step {step}: start all of them with the \
+         same --rebalance"
+    )]
+    SharesDiffer { step: u64 },
     #[error("{0}")]
     Parted(Box<Ending>),
     #[error("the state that was handed over does not fit: {0}")]
