@@ -68,6 +68,15 @@ impl fmt::Debug for Members {
     }
 }
 
+/// How a connection came to its end.
+enum Closed {
+    /// The member has what it needs.
+    InPeace,
+    Lost(String),
+    /// The member sent what no worker would.
+    ByViolation(String),
+}
+
 /// A connection whose handshake is over.
 struct Line {
     id: MemberId,
@@ -327,38 +336,52 @@ impl Members {
                     self.state().learn(message.members());
                     (self.events)(StationEvent::Message { from: id, message });
                 }
-                Ok(_) => {
-                    connection.close(CODE_ABORT, b"");
-                    break Some("it broke the protocol: a view that cannot be".to_owned());
-                }
-                Err(failed) => break self.why_closed(&connection, &failed).await,
+                Ok(_) => break "it broke the protocol: a view that cannot be".to_owned(),
+                Err(failed) => match self.why_closed(&connection, &failed).await {
+                    Closed::ByViolation(why) => break why,
+                    Closed::Lost(why) if self.forget(id, &connection) => break why,
+                    Closed::Lost(_) => return,
+                    Closed::InPeace => {
+                        self.forget(id, &connection);
+                        return;
+                    }
+                },
             }
         };
         let mut state = self.state();
-        let Some(open) = state.open.get_mut(&id) else { return };
-        open.retain(|open| open.connection.stable_id() != connection.stable_id());
-        if !open.is_empty() {
-            return;
+        // Whoever breaks the protocol is not listened to on another connection either.
+        for open in state.open.remove(&id).unwrap_or_default() {
+            open.connection.close(CODE_ABORT, b"");
         }
-        state.open.remove(&id);
-        if let Some(why) = why.filter(|_| state.watched.contains(&id)) {
+        if state.watched.contains(&id) {
             drop(state);
             (self.events)(StationEvent::Lost { id, why });
         }
     }
 
-    /// Why nothing more comes; `None` if the member has parted in peace.
-    async fn why_closed(&self, connection: &Connection, failed: &Failed) -> Option<String> {
+    /// Uses a connection no more. Whether it was the last one to that member.
+    fn forget(&self, id: MemberId, connection: &Connection) -> bool {
+        let mut state = self.state();
+        let Some(open) = state.open.get_mut(&id) else { return false };
+        open.retain(|open| open.connection.stable_id() != connection.stable_id());
+        let last = open.is_empty();
+        if last {
+            state.open.remove(&id);
+        }
+        last
+    }
+
+    /// Why nothing more comes.
+    async fn why_closed(&self, connection: &Connection, failed: &Failed) -> Closed {
         // The end of a stream comes a moment before that of its connection.
         let closed = timeout(self.failure_timeout, connection.closed()).await;
         let Ok(error) = closed else {
-            connection.close(CODE_ABORT, b"");
-            return Some(format!("it broke the protocol: {failed}"));
+            return Closed::ByViolation(format!("it broke the protocol: {failed}"));
         };
         if peer::is_done(&error) {
-            return None;
+            return Closed::InPeace;
         }
-        Some(match (peer::abort_of(&error), &error) {
+        Closed::Lost(match (peer::abort_of(&error), &error) {
             (Some(abort), _) => format!("it ended: {}", abort.reason),
             (None, ConnectionError::TimedOut) => {
                 format!("nothing came from it for {} s", self.failure_timeout.as_secs_f32())
