@@ -156,9 +156,12 @@ impl Terms {
     fn of(plan: &WorkerPlan, dataset: &Dataset) -> Terms {
         let WorkerPlan { config, network, .. } = plan;
         let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
-        let fields = serde_json::to_value(config).unwrap_or_default();
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            by_name.push((name.clone(), value.to_string()));
+        // By way of text, in which 0.1 stays 0.1.
+        let text = serde_json::to_string(config).unwrap_or_default();
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap_or_default();
+        for (name, value) in fields {
+            by_name.push((name, value.to_string()));
         }
         let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
         by_name.push(("rebalance".to_owned(), rebalance));
