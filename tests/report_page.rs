@@ -27,10 +27,12 @@ fn page(folder: &Path) -> PathBuf {
     let data = ["--dataset", "synthetic", "--train-limit", "200", "--test-limit", "20"];
     train(&run, &[&arguments[..], &data, &["--batch", "20"]].concat());
     fs::create_dir(&sweep).unwrap();
-    let cells: String = cells().iter().map(|cell| serde_json::to_string(cell).unwrap() + "\n").collect();
+    let cells: String =
+        cells().iter().map(|cell| serde_json::to_string(cell).unwrap() + "\n").collect();
     fs::write(sweep.join("cells.jsonl"), cells).unwrap();
     let page = folder.join("report.html");
-    let output = annulet().arg("report").args([&run, &sweep]).arg("-o").arg(&page).output().unwrap();
+    let output =
+        annulet().arg("report").args([&run, &sweep]).arg("-o").arg(&page).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     page
 }
@@ -88,7 +90,13 @@ fn show(browser: &Path, page: &Path, size: &str, dark: bool) -> (String, String)
     let profile = tempfile::tempdir().unwrap();
     let said = profile.path().join("said");
     let mut child = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--dump-dom",
+        ])
         .arg(format!("--window-size={size}"))
         .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
         .arg(format!("--user-data-dir={}", profile.path().join("profile").display()))
@@ -133,7 +141,14 @@ fn a_browser_shows_all_charts_without_a_complaint() {
         let complaints: Vec<&str> = said.lines().filter(|line| line.contains("CONSOLE")).collect();
         assert!(complaints.is_empty(), "{complaints:?}");
         for id in [
-            "loss", "accuracy", "scaling", "step-time", "busiest-node", "staleness", "timeline",
+            "loss",
+            "accuracy",
+            "scaling",
+            "crossovers",
+            "step-time",
+            "busiest-node",
+            "staleness",
+            "timeline",
             "agreement",
         ] {
             let figure = document.split_once(&format!("<figure id=\"{id}\">"));

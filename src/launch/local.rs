@@ -359,6 +359,7 @@ mod tests {
             cores: 1,
             resume: None,
             folder: None,
+            timeline: None,
         };
         let group = LocalGroup {
             plan,
