@@ -83,6 +83,8 @@ pub enum Kernels {
     Lane,
     /// The same arithmetic in plain Rust, without a GPU.
     Reference,
+    /// None: gradients that cost nothing, after a time that is waited for.
+    Synthetic,
 }
 
 /// Bits of a gradient's sum on its way between workers. With 16 half as many bytes travel, and a

@@ -2,6 +2,7 @@
 //! steps, replicas that differ, stopping together, divergence.
 
 use std::net::UdpSocket;
+use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -48,6 +49,7 @@ fn trainer(
         collective,
         stop: Arc::new(AtomicBool::new(stop)),
         overlap: true,
+        rebalance: NonZero::new(1),
     });
     Trainer {
         state: TrainingState::initial(&config),
@@ -60,7 +62,7 @@ fn trainer(
         checkpoints_kept: None,
         started_at: Instant::now(),
         members: Vec::new(),
-        heir_of: None,
+        heir: None,
         joins: false,
     }
 }

@@ -21,6 +21,7 @@ use crate::protocol::cost_model::Link;
 use crate::train::checkpoint::write_atomically;
 
 use super::CommandError;
+use super::bench_topology::{self, TopologyArguments};
 use super::group_flags::GroupFlags;
 use super::network_flags::NetworkFlags;
 use super::output::{json, note, result};
@@ -31,6 +32,8 @@ pub enum BenchCommand {
     Collective(Box<CollectiveArguments>),
     /// Time the training step of one worker: by phase, by kernel, as a share of the peak
     Step(StepArguments),
+    /// Compare all-reduce with parameter servers, over emulated links: workers, topologies, links
+    Topology(Box<TopologyArguments>),
 }
 
 #[derive(Debug, Args)]
@@ -158,6 +161,8 @@ pub unsafe fn run(command: BenchCommand) -> Result<(), CommandError> {
     match command {
         // SAFETY: the caller's promise.
         BenchCommand::Step(arguments) => unsafe { step(arguments) },
+        // SAFETY: the caller's promise.
+        BenchCommand::Topology(arguments) => unsafe { bench_topology::run(*arguments) },
         BenchCommand::Collective(arguments) if arguments.launched => Ok(follow_orders()?),
         BenchCommand::Collective(arguments) => collective(*arguments),
     }

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::train::engine::EngineDescription;
 use crate::train::event::{Event, Observer, Started};
 use crate::train::metrics::{EpochReport, RunSummary};
+use crate::train::synthetic::SYNTHETIC;
 
 use super::output::{note, result};
 
@@ -35,11 +37,13 @@ impl Display {
     }
 
     fn started(&mut self, started: Started) {
+        let EngineDescription { adapter, backend, kernels, .. } = &started.engine;
+        let computes = match kernels.as_str() {
+            SYNTHETIC => SYNTHETIC.to_owned(),
+            _ => format!("{adapter} ({backend}, {kernels} kernels)"),
+        };
         self.note(&format!(
-            "{} ({}, {} kernels), {}: {} training and {} test images, {} {}",
-            started.engine.adapter,
-            started.engine.backend,
-            started.engine.kernels,
+            "{computes}, {}: {} training and {} test images, {} {}",
             started.dataset,
             grouped(started.train_samples as u64),
             grouped(started.test_samples as u64),
@@ -100,8 +104,12 @@ impl Display {
             bar.finish_and_clear();
         }
         if !self.json {
+            let synthetic = match summary.kernels == SYNTHETIC {
+                true => format!(", {SYNTHETIC}"),
+                false => String::new(),
+            };
             self.result(&format!(
-                "{} steps in {:.1} s, {} images/s, accuracy {:.2} %, params_sha256 {}",
+                "{} steps in {:.1} s, {} images/s, accuracy {:.2} %, params_sha256 {}{synthetic}",
                 grouped(summary.steps),
                 summary.wall_s,
                 grouped(summary.images_per_s as u64),

@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Kernels, Length, OptimizerConfig, RunConfig, Schedule, Wire};
 use crate::data::DataPlan;
 use crate::model::ModelKind;
+use crate::train::synthetic::SyntheticCompute;
 
 use super::CommandError;
+use super::compute_flag::ComputeFlag;
 
 /// What `--optimizer` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -107,6 +109,12 @@ pub struct RunFlags {
     #[arg(long, env = "ANNULET_KERNELS", value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<Kernels>,
+    /// How long computing takes: kernels, as long as they need; a time, such as 20ms, for a batch by
+    /// one worker, each of which waits for its share without using the CPU (synthetic compute, which
+    /// learns nothing); or trace:RUN, for the times of a recorded run [default: kernels]
+    #[arg(long, env = "ANNULET_COMPUTE", value_name = "kernels|TIME|trace:RUN")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<ComputeFlag>,
     /// Bits of a gradient's sum between workers: i16 halves the bytes and keeps fewer bits of each
     /// gradient, for slow links and batches of at most 1024 [default: i32]
     #[arg(long, env = "ANNULET_WIRE", value_enum)]
@@ -152,6 +160,8 @@ impl ValueEnum for Kernels {
             Kernels::Portable => "portable",
             Kernels::Lane => "lane",
             Kernels::Reference => "reference",
+            // Named by --compute alone.
+            Kernels::Synthetic => return None,
         }))
     }
 }
@@ -192,6 +202,7 @@ impl RunFlags {
             schedule: self.schedule.or(other.schedule),
             warmup: self.warmup.or(other.warmup),
             kernels: self.kernels.or(other.kernels),
+            compute: self.compute.or(other.compute),
             wire: self.wire.or(other.wire),
         }
     }
@@ -224,11 +235,32 @@ impl RunFlags {
             lr: self.lr.unwrap_or(default_lr),
             schedule: self.schedule.unwrap_or(base.schedule),
             warmup_steps: self.warmup.unwrap_or(base.warmup_steps),
-            kernels: self.kernels.unwrap_or(base.kernels),
+            kernels: self.resolve_kernels(base.kernels)?,
             wire: self.wire.unwrap_or(base.wire),
         };
         config.validate()?;
         Ok(config)
+    }
+
+    /// None, where computing is waited for.
+    fn resolve_kernels(&self, base: Kernels) -> Result<Kernels, CommandError> {
+        let kernels = self.kernels.unwrap_or(base);
+        let usage = |text: &str| Err(CommandError::Usage(text.to_owned()));
+        match (self.synthetic(), kernels) {
+            (Some(_), Kernels::Auto | Kernels::Synthetic) => Ok(Kernels::Synthetic),
+            (Some(_), _) => {
+                usage("--compute: what is waited for needs no --kernels; leave one out")
+            }
+            (None, Kernels::Synthetic) => usage(
+                "--compute: this run waits instead of computing; say how long, such as --compute 20ms",
+            ),
+            (None, kernels) => Ok(kernels),
+        }
+    }
+
+    /// What is waited for instead of computing.
+    pub fn synthetic(&self) -> Option<SyntheticCompute> {
+        self.compute.as_ref().and_then(ComputeFlag::synthetic)
     }
 
     fn resolve_optimizer(&self, base: &RunConfig) -> Result<OptimizerConfig, CommandError> {
@@ -293,7 +325,7 @@ impl RunFlags {
         }
     }
 
-    /// Flags that give this configuration and this data: what `config.toml` holds.
+    /// Flags that give this configuration, and the data and compute of `data`: what `config.toml` holds.
     pub fn from_config(config: &RunConfig, data: &RunFlags) -> RunFlags {
         let (epochs, steps) = match config.length {
             Length::Epochs(epochs) => (Some(epochs), None),
@@ -324,6 +356,7 @@ impl RunFlags {
             schedule: Some(config.schedule),
             warmup: Some(config.warmup_steps),
             kernels: Some(config.kernels),
+            compute: data.compute.clone(),
             wire: Some(config.wire),
         }
     }
@@ -390,6 +423,21 @@ mod tests {
         let text = toml::to_string(&RunFlags::from_config(&config, &flags)).unwrap();
         let back: RunFlags = toml::from_str(&text).unwrap();
         assert_eq!(back.resolve(RunConfig::default()).unwrap(), config);
+    }
+
+    #[test]
+    fn waiting_takes_the_place_of_kernels_and_says_how_long() {
+        let waiting = RunFlags { compute: Some("20ms".parse().unwrap()), ..RunFlags::default() };
+        let config = waiting.resolve(RunConfig::default()).unwrap();
+        assert_eq!(config.kernels, Kernels::Synthetic);
+        let text = toml::to_string(&RunFlags::from_config(&config, &waiting)).unwrap();
+        let back: RunFlags = toml::from_str(&text).unwrap();
+        assert_eq!(back.compute, waiting.compute);
+        assert_eq!(back.resolve(RunConfig::default()).unwrap(), config);
+        let both = RunFlags { kernels: Some(Kernels::Lane), ..waiting };
+        assert!(matches!(both.resolve(RunConfig::default()), Err(CommandError::Usage(_))));
+        // A checkpoint does not know how long.
+        assert!(matches!(RunFlags::default().resolve(config), Err(CommandError::Usage(_))));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::protocol::link::LinkProfile;
 use crate::simulate::{Compute, Scenario, Slowdown, Topology};
 
 use super::CommandError;
+use super::compute_flag::ComputeFlag;
 
 /// Every combination is a scenario.
 #[derive(Clone, Debug, Args)]
@@ -22,13 +23,16 @@ pub struct ScenarioFlags {
     /// async, staleness=S, backup=K, each with *N or *workers for several of them, such as server*4
     #[arg(long, value_name = "TOPOLOGY,...", value_delimiter = ',')]
     topologies: Vec<Topology>,
-    /// Links, as for `annulet train --link`: each node has one card
-    #[arg(long, value_name = "LINK,...", value_delimiter = ',')]
+    /// Links, each node has one card: RATE/LATENCY/LOSS, such as 1gbit/0.5ms/0.1%, then jitter=TIME
+    /// or queue=PACKETS; or loopback (no card), lan-1g (1gbit, 0.1 ms), lan-10g (10gbit, 0.05 ms),
+    /// wifi (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%)
+    #[arg(long, visible_alias = "link", value_name = "LINK,...", value_delimiter = ',')]
     links: Vec<LinkProfile>,
     /// How long one worker takes for a whole batch, such as 20ms; each takes its share of it, without
-    /// using the CPU (synthetic compute). Or kernels: as long as they take here
-    #[arg(long, value_name = "TIME|kernels", default_value = "20ms")]
-    compute: Compute,
+    /// using the CPU (synthetic compute). Or trace:RUN: so too, but as long as the steps of that
+    /// recorded run took, with their jitter. Or kernels: as long as they take here
+    #[arg(long, value_name = "TIME|trace:RUN|kernels", default_value = "20ms")]
+    compute: ComputeFlag,
     /// Elements of the gradient [default: LeNet's 61706]
     #[arg(long, value_name = "N,...", value_delimiter = ',',
           value_parser = clap::value_parser!(u64).range(1..=ELEMENTS_MAX))]
@@ -55,12 +59,7 @@ impl FromStr for Straggler {
         if text == "none" {
             return Ok(Straggler(None));
         }
-        let parse = || {
-            let (rank, ms) = text.split_once(':')?;
-            let delay = std::time::Duration::from_millis(ms.parse::<u32>().ok()?.into());
-            Some(Straggler(Some(Slowdown { rank: rank.parse().ok()?, delay })))
-        };
-        parse().ok_or_else(|| "write RANK:MS, such as 1:20, or none".to_owned())
+        text.parse().map(|slow| Straggler(Some(slow)))
     }
 }
 
@@ -79,6 +78,30 @@ impl ScenarioFlags {
     /// # Errors
     /// If none is.
     pub fn scenarios(&self, defaults: &SweepDefaults) -> Result<Vec<Scenario>, CommandError> {
+        match self.compute {
+            ComputeFlag::Plain(compute) => self.scenarios_with(compute, defaults),
+            ComputeFlag::Trace(_) => Err(CommandError::Usage(
+                "--compute trace: a recorded run's times are waited for by `annulet train` and \
+                 `annulet bench topology` alone; write a time such as 20ms"
+                    .into(),
+            )),
+        }
+    }
+
+    /// How workers compute.
+    pub fn compute(&self) -> &ComputeFlag {
+        &self.compute
+    }
+
+    /// As [`scenarios`](ScenarioFlags::scenarios), with this in place of what `--compute` says.
+    ///
+    /// # Errors
+    /// If none is possible.
+    pub fn scenarios_with(
+        &self,
+        compute: Compute,
+        defaults: &SweepDefaults,
+    ) -> Result<Vec<Scenario>, CommandError> {
         let workers = match self.workers.as_slice() {
             [] => defaults.workers.to_vec(),
             given => given.iter().map(|&count| count as usize).collect(),
@@ -98,7 +121,7 @@ impl ScenarioFlags {
                             workers,
                             topology,
                             link,
-                            compute: self.compute,
+                            compute,
                             elements,
                             straggler: *straggler,
                         }));
@@ -107,10 +130,7 @@ impl ScenarioFlags {
             }
         }
         let all = scenarios.len();
-        scenarios.retain(|scenario| {
-            let has_straggler = |slow: Slowdown| slow.rank < scenario.workers;
-            scenario.is_possible() && scenario.straggler.is_none_or(has_straggler)
-        });
+        scenarios.retain(Scenario::is_possible);
         if scenarios.is_empty() {
             return Err(CommandError::Usage(format!(
                 "none of {all} scenarios is possible: --straggler names a worker that is not there, \

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 
@@ -41,6 +41,15 @@ pub struct TrainArguments {
     #[arg(long, env = "ANNULET_MIN_WORKERS", value_name = "WORKERS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     min_workers: u64,
+    /// Let no worker come in when there are so many [default: --workers]
+    #[arg(long, env = "ANNULET_MAX_WORKERS", value_name = "WORKERS",
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    max_workers: Option<u64>,
+    /// Seconds that workers wait for each other at the start, or to be let in later: they compile
+    /// their kernels on the same cores
+    #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    join_timeout: u64,
     /// Start a new worker in the place of one that is lost, up to so many times
     #[arg(long, env = "ANNULET_RESTART", value_name = "TIMES", default_value_t = 0)]
     restart: u64,
@@ -79,16 +88,24 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (servers, straggler) = arguments.topology.resolve(workers)?;
-    if servers.is_some() && (arguments.min_workers > 1 || arguments.restart > 0) {
+    let servers = arguments.topology.resolve(workers)?;
+    let workers_max = arguments.max_workers.unwrap_or(arguments.workers) as usize;
+    let least = workers.max(arguments.min_workers as usize);
+    if arguments.max_workers.is_some() && workers_max < least {
+        return Err(CommandError::Usage(format!(
+            "--max-workers {workers_max}: there are to be {least} at least; give a larger number"
+        )));
+    }
+    let changes_size = arguments.min_workers > 1 || arguments.max_workers.is_some();
+    if servers.is_some() && (changes_size || arguments.restart > 0) {
         return Err(CommandError::Usage(
-            "--min-workers and --restart belong to --topology ring: a server's workers are not \
+            "--min-workers, --max-workers and --restart belong to --topology ring: a server's workers are not \
              replaced; leave them out"
                 .into(),
         ));
     }
-    let network =
-        NetworkPlan { servers, straggler, ..arguments.network.resolve(!arguments.no_overlap)? };
+    let network = arguments.network.resolve(!arguments.no_overlap)?;
+    let network = NetworkPlan { servers, ..arguments.topology.shares.resolve(network) };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     plan.timeline = plan_timeline(&plan, arguments.timeline, 0);
     plan.adapter = arguments.adapter;
@@ -110,6 +127,8 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
         let group = LocalGroup {
             plan,
             workers_min: arguments.min_workers as usize,
+            workers_max,
+            join_timeout: Duration::from_secs(arguments.join_timeout),
             restarts_max: arguments.restart as usize,
             assignments,
             run_id: run_id(),
@@ -162,6 +181,7 @@ pub fn plan_worker(
         (None, None) => Path::new("runs").join(format!("{}-{}", timestamp(), run_id())),
     };
     let config = flags.resolve(base)?;
+    let network = NetworkPlan { synthetic: flags.synthetic(), ..network };
     let table = toml::Table::try_from(RunFlags::from_config(&config, &flags))
         .map_err(|error| CommandError::Usage(format!("the configuration has no file: {error}")))?;
     Ok(WorkerPlan {
@@ -180,6 +200,7 @@ pub fn plan_worker(
             config: table,
             checkpoint_every: output.checkpoint_every,
             keep: output.keep,
+            is_own: false,
         }),
         timeline: None,
     })
@@ -221,7 +242,7 @@ fn assign(
     workers: usize,
     cores: usize,
 ) -> Result<Vec<Assignment>, CommandError> {
-    if plan.config.kernels == Kernels::Reference {
+    if matches!(plan.config.kernels, Kernels::Reference | Kernels::Synthetic) {
         return Ok(vec![Assignment { adapter: None, cores: 1 }; workers]);
     }
     let choice = plan.adapter.as_deref().map(str::parse::<AdapterChoice>).transpose()?;

@@ -107,6 +107,9 @@ impl Engine {
         if settings.kernels == Kernels::Reference {
             return Err(GpuError::NotAGpuKernelSet { kernels: "reference" });
         }
+        if settings.kernels == Kernels::Synthetic {
+            return Err(GpuError::NotAGpuKernelSet { kernels: "synthetic" });
+        }
         let gpu = Gpu::open(&settings.adapter, lane::FEATURES | timing::FEATURES)?;
         let lanes = match settings.kernels {
             Kernels::Auto => gpu.report().kind == AdapterKind::Software,

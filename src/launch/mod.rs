@@ -27,6 +27,7 @@ use crate::protocol::membership::successor::NoSuccessor;
 use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 use crate::train::run_folder::RunFolderError;
+use crate::train::synthetic::TraceError;
 
 /// Why a worker or a group of workers could not start or ended early.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,8 @@ pub enum LaunchError {
     RunFolder(#[from] RunFolderError),
     #[error(transparent)]
     Train(#[from] TrainError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     #[error(
         "--resume {path}: it was made with {made_with}, this run asks for {asked_for}; leave that \
          flag out to go on as before, or start a new run",
@@ -86,6 +89,7 @@ impl LaunchError {
         use crate::train::collective::CollectiveError;
         match self {
             LaunchError::Config(_)
+            | LaunchError::Trace(_)
             | LaunchError::ResumeDiffers { .. }
             | LaunchError::Gpu(GpuError::AdapterSyntax { .. }) => 2,
             LaunchError::Gpu(GpuError::NoAdapter { .. } | GpuError::NoSuchAdapter { .. }) => 3,

@@ -63,6 +63,8 @@ impl Spawner<'_> {
             id: MemberId(index as u64),
             joins,
             workers_min: self.group.workers_min,
+            workers_max: self.group.workers_max,
+            join_timeout: self.group.join_timeout,
             workers,
             run_id: self.group.run_id.clone(),
             cluster_key_pem: self.key.clone(),

@@ -80,7 +80,7 @@ pub fn run_served_worker(
         let _ = sender.send(place.join(&joining_plan, &joining_dataset));
     });
     let promise = DatasetPromise::from(dataset.clone());
-    let engine = open_slowed_engine(&plan, Some(rank), workers, &promise, observer)?;
+    let engine = open_slowed_engine(&plan, Some(rank), &promise, observer)?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
     let timeline = plan.start_timeline();
     let config = plan.config;
@@ -147,7 +147,7 @@ pub fn run_server(
         folder,
         checkpoint_every,
         checkpoints_kept: plan.folder.as_ref().and_then(|folder| folder.keep),
-        heir_of: None,
+        heir: None,
         joins: false,
         started_at,
         members,

@@ -33,17 +33,21 @@ impl DirectAllReduce {
     /// # Panics
     /// If `rank` is not below `world`, or the vector's length is not the reduction's.
     pub fn new(rank: usize, world: usize, reduction: Reduction, vector: &[u32]) -> DirectAllReduce {
-        assert!(rank < world, "rank {rank} in a world of {world}");
         assert_eq!(vector.len(), reduction.words(), "the vector is the reduction's");
+        let own = vector.to_vec();
+        DirectAllReduce { own, ..DirectAllReduce::without_payload(rank, world, reduction) }
+    }
+
+    /// As [`new`](DirectAllReduce::new), where there is no vector, so that only
+    /// [`note_received`](DirectAllReduce::note_received) may take words.
+    ///
+    /// # Panics
+    /// If `rank` is not below `world`.
+    pub fn without_payload(rank: usize, world: usize, reduction: Reduction) -> DirectAllReduce {
+        assert!(rank < world, "rank {rank} in a world of {world}");
         let mut done = vec![0; world];
-        done[rank] = vector.len();
-        DirectAllReduce {
-            rank,
-            reduction,
-            own: vector.to_vec(),
-            sent: done.clone(),
-            received: done,
-        }
+        done[rank] = reduction.words();
+        DirectAllReduce { rank, reduction, own: Vec::new(), sent: done.clone(), received: done }
     }
 
     /// Takes the next words from worker `from`, of which there may be any number up to
@@ -61,12 +65,23 @@ impl DirectAllReduce {
         words: &[u32],
     ) -> Result<(), StreamFault> {
         assert_eq!(vector.len(), self.reduction.words(), "the vector is the reduction's");
+        let at = self.received[from];
+        self.note_received(from, words.len())?;
+        self.reduction.reduce(vector, at, words);
+        Ok(())
+    }
+
+    /// Takes notice of so many words as [`receive`](DirectAllReduce::receive) does, where there is no
+    /// vector: the times of an exchange do not depend on what is exchanged.
+    ///
+    /// # Errors
+    /// As [`receive`](DirectAllReduce::receive).
+    pub fn note_received(&mut self, from: usize, words: usize) -> Result<(), StreamFault> {
         let left = self.words_to_receive(from);
-        if words.len() > left {
-            return Err(StreamFault::Surplus { surplus: words.len() - left });
+        if words > left {
+            return Err(StreamFault::Surplus { surplus: words - left });
         }
-        self.reduction.reduce(vector, self.received[from], words);
-        self.received[from] += words.len();
+        self.received[from] += words;
         Ok(())
     }
 
@@ -80,23 +95,23 @@ impl DirectAllReduce {
     /// # Panics
     /// If these are more words than were named.
     pub fn sent(&mut self, to: usize, words: usize) {
-        assert!(words <= self.next_send(to).len(), "only words that were named may be sent");
+        assert!(words <= self.words_to_send(to), "only words that were named may be sent");
         self.sent[to] += words;
     }
 
     /// Words still to come from a worker.
     pub fn words_to_receive(&self, from: usize) -> usize {
-        self.own.len() - self.received[from]
+        self.reduction.words() - self.received[from]
     }
 
     /// Words still to go to a worker.
     pub fn words_to_send(&self, to: usize) -> usize {
-        self.own.len() - self.sent[to]
+        self.reduction.words() - self.sent[to]
     }
 
     /// Whether nothing is left to receive or to send: the vector is reduced.
     pub fn is_finished(&self) -> bool {
-        self.sent.iter().chain(&self.received).all(|&words| words == self.own.len())
+        self.sent.iter().chain(&self.received).all(|&words| words == self.reduction.words())
     }
 
     /// Whether words go to and come from this worker.

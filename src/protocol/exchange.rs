@@ -135,16 +135,65 @@ impl Exchange {
         vector: &[u32],
     ) -> Exchange {
         assert_eq!(vector.len(), reduction.words(), "the vector is the reduction's");
+        match algorithm {
+            Algorithm::Direct => {
+                let state = State::Direct(DirectAllReduce::new(rank, world, reduction, vector));
+                Exchange { rank, world, state }
+            }
+            _ => Exchange::without_payload(algorithm, rank, world, reduction),
+        }
+    }
+
+    /// As [`new`](Exchange::new), where there is no vector: its words are only counted, by
+    /// [`note_received`](Exchange::note_received) and [`next_send_words`](Exchange::next_send_words),
+    /// which do all that [`receive`](Exchange::receive) and [`next_send`](Exchange::next_send) do
+    /// without them.
+    ///
+    /// # Panics
+    /// If `rank` is not below `world`.
+    pub fn without_payload(
+        algorithm: Algorithm,
+        rank: usize,
+        world: usize,
+        reduction: Reduction,
+    ) -> Exchange {
         let state = match algorithm {
             Algorithm::Ring => State::Ring(RingAllReduce::new(rank, world, reduction)),
             Algorithm::HalvingDoubling => {
                 State::HalvingDoubling(HalvingDoubling::new(rank, world, reduction))
             }
             Algorithm::Direct => {
-                State::Direct(DirectAllReduce::new(rank, world, reduction, vector))
+                State::Direct(DirectAllReduce::without_payload(rank, world, reduction))
             }
         };
         Exchange { rank, world, state }
+    }
+
+    /// Takes notice of the next words from worker `from`, where there is no vector.
+    ///
+    /// # Errors
+    /// If the peer breaks the protocol.
+    pub fn note_received(&mut self, from: usize, words: usize) -> Result<(), StreamFault> {
+        if !self.receives_from(from) && words > 0 {
+            return Err(StreamFault::Surplus { surplus: words });
+        }
+        match &mut self.state {
+            State::Ring(ring) => ring.note_received(words),
+            State::HalvingDoubling(halving) => halving.note_received(from, words),
+            State::Direct(direct) => direct.note_received(from, words),
+        }
+    }
+
+    /// How many words [`next_send`](Exchange::next_send) would name, with a vector or without.
+    pub fn next_send_words(&self, to: usize) -> usize {
+        if !self.sends_to(to) {
+            return 0;
+        }
+        match &self.state {
+            State::Ring(ring) => ring.next_send().len(),
+            State::HalvingDoubling(halving) => halving.next_send(to).len(),
+            State::Direct(direct) => direct.words_to_send(to),
+        }
     }
 
     /// Takes the next words of the stream from worker `from`, of which there may be any number up

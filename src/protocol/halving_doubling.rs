@@ -124,29 +124,56 @@ impl HalvingDoubling {
         &mut self,
         from: usize,
         vector: &mut [u32],
-        mut words: &[u32],
+        words: &[u32],
     ) -> Result<(), StreamFault> {
         assert_eq!(vector.len(), self.reduction.words(), "the vector is the reduction's");
+        let reduction = self.reduction;
+        let mut rest = words;
+        self.take_in(from, words.len(), |at, count, is_result| {
+            let piece = rest.split_off(..count).unwrap_or_default();
+            if is_result {
+                vector[at..at + count].copy_from_slice(piece);
+            } else {
+                reduction.reduce(vector, at, piece);
+            }
+        })
+    }
+
+    /// Takes notice of so many words as [`receive`](HalvingDoubling::receive) does, where there is
+    /// no vector: the times of an exchange do not depend on what is exchanged.
+    ///
+    /// # Errors
+    /// As [`receive`](HalvingDoubling::receive).
+    pub fn note_received(&mut self, from: usize, words: usize) -> Result<(), StreamFault> {
+        self.take_in(from, words, |_, _, _| {})
+    }
+
+    /// Tells of each piece of so many words where it belongs, how long it is, and whether it is the
+    /// result.
+    fn take_in(
+        &mut self,
+        from: usize,
+        mut words: usize,
+        mut piece: impl FnMut(usize, usize, bool),
+    ) -> Result<(), StreamFault> {
         let left = self.words_to_receive(from);
-        if words.len() > left {
-            return Err(StreamFault::Surplus { surplus: words.len() - left });
+        if words > left {
+            return Err(StreamFault::Surplus { surplus: words - left });
         }
         for transfer in self.receives.iter_mut().filter(|transfer| transfer.peer == from) {
-            let (piece, rest) = words.split_at(words.len().min(transfer.left()));
+            let count = words.min(transfer.left());
             let at = transfer.frontier();
             if transfer.result {
                 // A result includes what this worker contributed, so it cannot be here before the
                 // contribution has left; it would overwrite words that are still to be sent.
-                let early = unsent_below(&self.sends, transfer.step, at..at + piece.len());
+                let early = unsent_below(&self.sends, transfer.step, at..at + count);
                 if early > 0 {
                     return Err(StreamFault::Early { early });
                 }
-                vector[at..at + piece.len()].copy_from_slice(piece);
-            } else {
-                self.reduction.reduce(vector, at, piece);
             }
-            transfer.done += piece.len();
-            words = rest;
+            piece(at, count, transfer.result);
+            transfer.done += count;
+            words -= count;
         }
         Ok(())
     }

@@ -77,31 +77,55 @@ impl RingAllReduce {
     ///
     /// # Panics
     /// If the vector's length is not the reduction's.
-    pub fn receive(&mut self, vector: &mut [u32], mut words: &[u32]) -> Result<(), StreamFault> {
+    pub fn receive(&mut self, vector: &mut [u32], words: &[u32]) -> Result<(), StreamFault> {
         assert_eq!(vector.len(), self.reduction.words(), "the vector is the reduction's");
-        if words.len() > self.words_to_receive() {
-            return Err(StreamFault::Surplus { surplus: words.len() - self.words_to_receive() });
+        let reduction = self.reduction;
+        let mut rest = words;
+        self.take_in(words.len(), |at, count, is_result| {
+            let piece = rest.split_off(..count).unwrap_or_default();
+            if is_result {
+                vector[at..at + count].copy_from_slice(piece);
+            } else {
+                reduction.reduce(vector, at, piece);
+            }
+        })
+    }
+
+    /// Takes notice of so many words as [`receive`](RingAllReduce::receive) does, where there is no
+    /// vector: the times of an exchange do not depend on what is exchanged.
+    ///
+    /// # Errors
+    /// As [`receive`](RingAllReduce::receive).
+    pub fn note_received(&mut self, words: usize) -> Result<(), StreamFault> {
+        self.take_in(words, |_, _, _| {})
+    }
+
+    /// Tells of each piece of so many words where it belongs, how long it is, and whether it is the
+    /// result.
+    fn take_in(
+        &mut self,
+        mut words: usize,
+        mut piece: impl FnMut(usize, usize, bool),
+    ) -> Result<(), StreamFault> {
+        if words > self.words_to_receive() {
+            return Err(StreamFault::Surplus { surplus: words - self.words_to_receive() });
         }
         // In the all-gather the shards arrive in the order in which this worker sent its own
         // contributions to them. A result includes that contribution, so it cannot be here before
         // the contribution has left; it would overwrite words that are still to be sent.
         let reduced_words = self.reduction.words() - self.shard(self.rank).len();
-        let results = (self.incoming.words + words.len()).saturating_sub(reduced_words);
+        let results = (self.incoming.words + words).saturating_sub(reduced_words);
         if results > self.outgoing.words {
             return Err(StreamFault::Early { early: results - self.outgoing.words });
         }
-        while !words.is_empty() {
+        while words > 0 {
             let ring_step = self.incoming.ring_step;
             let shard = self.incoming_shard(ring_step);
             let at = shard.start + self.incoming.offset;
-            let (piece, rest) = words.split_at(words.len().min(shard.end - at));
-            if ring_step < self.world - 1 {
-                self.reduction.reduce(vector, at, piece);
-            } else {
-                vector[at..at + piece.len()].copy_from_slice(piece);
-            }
-            self.incoming.advance(piece.len(), shard.len());
-            words = rest;
+            let count = words.min(shard.end - at);
+            piece(at, count, ring_step >= self.world - 1);
+            self.incoming.advance(count, shard.len());
+            words -= count;
         }
         Ok(())
     }

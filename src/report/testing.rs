@@ -96,6 +96,7 @@ pub fn run(name: &str, workers: usize, images_per_s: f64, test_accuracy: f64) ->
         traffic: Traffic::default(),
         busiest_node_bytes_per_step: BytesPerStep::default(),
         waited_ms: vec![vec![0.0; workers]; workers],
+        plan: None,
         server: None,
         views: Vec::new(),
         redone_steps: 0,

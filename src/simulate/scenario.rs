@@ -44,7 +44,7 @@ pub enum ServerCount {
 }
 
 /// How long a worker computes in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compute {
     /// As long as the kernels take on this machine.

@@ -1,28 +1,30 @@
 //! Steps by all-reduce: every worker computes its share of the gradient sums, the sums are reduced
 //! over all workers, and each applies the same optimizer to its own copy of the parameters.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::RunConfig;
 use crate::data::Dataset;
-use crate::data::sampler::{Sampler, share};
+use crate::data::sampler::{Sampler, samples, tiles};
 use crate::model::layout::{BUCKETS, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS};
 use crate::numerics::fixed_point::FixedPoint;
 use crate::numerics::schedule::learning_rate;
+use crate::protocol::balancer::Balancer;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::membership::View;
 
 use super::collective::{Collective, CollectiveError, Solo, Traffic};
 use super::engine::{EngineDescription, GradientEngine};
 use super::evaluate::{Evaluation, evaluate};
-use super::metrics::milliseconds;
+use super::metrics::{PlanReport, milliseconds};
 use super::timeline::{Timeline, Track};
 use super::trainer::{TrainError, TrainingState};
 use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
-use super::vectors::{Reduced, empty_vectors, pack, unpack};
+use super::vectors::{Reduced, computed_us, empty_vectors, pack, unpack};
 use super::views::{Joined, Regrouped, Standing, Views};
 
 /// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
@@ -45,6 +47,11 @@ pub struct AllReduce {
     stop: Arc<AtomicBool>,
     /// Whether a bucket is reduced while the next one is computed.
     overlap: bool,
+    /// Says which worker computes what in this view.
+    balancer: Balancer,
+    rebalance: Option<NonZero<u32>>,
+    /// Changes of the plan in the views before.
+    changes_before: u64,
     total_steps: u64,
     sampler: Sampler,
     gradients: Vec<f32>,
@@ -68,11 +75,15 @@ pub struct AllReduceParts {
     /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
     /// are computed, for comparison.
     pub overlap: bool,
+    /// The shares follow the workers' speeds, and change once in so many steps at most; none: they
+    /// stay equal. The same for all workers.
+    pub rebalance: Option<NonZero<u32>>,
 }
 
 impl AllReduce {
     pub fn new(parts: AllReduceParts) -> AllReduce {
-        let AllReduceParts { config, dataset, engine, collective, stop, overlap } = parts;
+        let AllReduceParts { config, dataset, engine, collective, stop, overlap, rebalance } =
+            parts;
         let samples = dataset.train.labels.len();
         let world = collective.world_size();
         AllReduce {
@@ -84,6 +95,9 @@ impl AllReduce {
             waited: vec![vec![Duration::ZERO; world]; world],
             generation: 0,
             views: None,
+            balancer: Balancer::new(world, tiles(config.batch.min(samples)), rebalance),
+            rebalance,
+            changes_before: 0,
             timeline: Timeline::default(),
             traffic_before: Traffic::default(),
             config,
@@ -121,6 +135,9 @@ impl Update for AllReduce {
             if maxima.iter().any(|m| !m.is_finite()) {
                 return Err(self.diverged(state.step));
             }
+            if reduced.samples as usize != batch {
+                return Err(TrainError::SharesDiffer { step: state.step + 1 });
+            }
             if fixed_point.exceeded(&maxima).next().is_none() {
                 break (fixed_point, reduced);
             }
@@ -142,12 +159,14 @@ impl Update for AllReduce {
         self.timeline.span(Track::Optimizer, state.step, reduced_at);
         state.maxima = maxima;
         state.step += 1;
+        let rebalanced = self.balancer.observe(tiles(batch), computed_us(&self.vectors));
         Ok(StepOutcome {
             loss_sum: fixed_point.dequantize(LOSS_SCALE, reduced.loss),
             samples: reduced.samples,
             lr,
             redone: attempt,
             stop: reduced.stop,
+            rebalanced,
             compute: spent.compute,
             comm: spent.comm,
             comm_busy: spent.comm_busy,
@@ -221,6 +240,9 @@ impl Update for AllReduce {
             self.vectors = empty_vectors(world);
             self.packed = vec![Vec::new(); BUCKETS.len()];
             self.waited = vec![vec![Duration::ZERO; world]; world];
+            // What the members know of each other's speeds may differ by a step.
+            self.changes_before += self.balancer.changes();
+            self.balancer = Balancer::new(world, self.balancer.plan().total(), self.rebalance);
             match self.agree(state, standing, &joined) {
                 Ok(standing) => {
                     let view = View { changes, ..joined.view };
@@ -253,6 +275,11 @@ impl Update for AllReduce {
             waited_ms: (self.waited.iter())
                 .map(|waits| waits.iter().copied().map(milliseconds).collect())
                 .collect(),
+            plan: Some(PlanReport {
+                tiles: self.balancer.plan().clone(),
+                changes: self.changes_before + self.balancer.changes(),
+                rebalance: self.rebalance,
+            }),
             server: None,
         }
     }
@@ -322,8 +349,9 @@ impl AllReduce {
         let collective = self.collective.as_mut();
         let busy_before = collective.busy();
         let batch = self.sampler.batch(step);
-        let (world, rank) = (collective.world_size(), collective.rank());
-        let mine = share(batch.len(), world, rank);
+        let rank = collective.rank();
+        let mine = self.balancer.plan().run(tiles(batch.len()), rank);
+        let mine = samples(mine, batch.len());
         self.engine.begin_step(&state.parameters, &batch[mine], fixed_point)?;
         let id = |index| CollectiveId {
             generation: self.generation,
@@ -373,8 +401,7 @@ impl AllReduce {
 
     /// All workers wait for the one that has computed longest, in the ring as in any all-reduce.
     fn note_waits(&mut self) {
-        let (Some(bucket), Some(vector)) = (BUCKETS.last(), self.vectors.last()) else { return };
-        let computed = &vector[bucket.words() + 1..];
+        let computed = computed_us(&self.vectors);
         let Some((slowest, &longest)) = computed.iter().enumerate().max_by_key(|(_, us)| **us)
         else {
             return;

@@ -4,17 +4,18 @@
 use std::time::{Duration, Instant};
 
 use crate::net::NetError;
+use crate::protocol::plan::Plan;
 
 use super::checkpoint::Provenance;
 use super::collective::CollectiveError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
-    BytesPerStep, EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals,
-    ViewReport, hex, milliseconds,
+    BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
+    StepTotals, ViewReport, hex, milliseconds,
 };
 use super::progress::Progress;
 use super::run_folder::RunFolder;
-use super::trainer::{TrainError, Trainer, parameters_sha256};
+use super::trainer::{Heir, TrainError, Trainer, parameters_sha256};
 use super::views::{Regrouped, Standing};
 
 /// No run has as many steps.
@@ -22,6 +23,9 @@ const NOT_REPORTED: u64 = u64::MAX;
 
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Shares are told when at least this part of the batch has changed hands.
+const PLAN_PARTS_TOLD: u32 = 5;
 
 /// A trainer under way.
 pub(super) struct Run {
@@ -46,6 +50,8 @@ pub(super) struct Run {
     /// What the collective was busy with in steps: not with digests and evaluations.
     comm_busy: Duration,
     last_step_event: Option<Instant>,
+    /// The shares in this view that the observer was told of last.
+    told_plan: Option<Plan>,
     progress: Progress,
     stopped: bool,
 }
@@ -65,6 +71,7 @@ impl Run {
             views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
+            told_plan: None,
             progress: Progress::default(),
             stopped: false,
             trainer,
@@ -106,7 +113,7 @@ impl Run {
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
-                (self.trainer.folder, self.trainer.heir_of) = (None, None);
+                (self.trainer.folder, self.trainer.heir) = (None, None);
                 self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
@@ -148,7 +155,10 @@ impl Run {
         total_steps: u64,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let report = self.run_step(epoch)?;
+        let (report, rebalanced) = self.run_step(epoch)?;
+        if rebalanced {
+            self.tell_plan(observer);
+        }
         if let Some(folder) = &mut self.trainer.folder {
             folder.sample_step(&report)?;
         }
@@ -194,9 +204,9 @@ impl Run {
         self.progress.redone_steps += redone;
         if rank == 0
             && self.trainer.folder.is_none()
-            && let Some(path) = &self.trainer.heir_of
+            && let Some(Heir { path, config_toml, .. }) = &self.trainer.heir
         {
-            let mut folder = RunFolder::take_over(path, now_at)?;
+            let mut folder = RunFolder::take_over(path, config_toml, now_at)?;
             if let Some(report) = self.last_report.as_ref().filter(|report| report.step == now_at) {
                 folder.append(&MetricsLine::Epoch(report.clone()))?;
             }
@@ -208,6 +218,7 @@ impl Run {
         let seconds = stood_still.as_secs_f64();
         let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
         observer.event(Event::Notice { text });
+        self.told_plan = None;
         self.views.push(ViewReport {
             generation: view.generation,
             members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
@@ -283,8 +294,24 @@ impl Run {
         }
     }
 
-    /// One optimizer update.
-    fn run_step(&mut self, epoch: u64) -> Result<StepReport, TrainError> {
+    /// Says that the workers have other shares now, if they differ much from what was said last.
+    fn tell_plan(&mut self, observer: &mut dyn Observer) {
+        let Some(PlanReport { tiles: plan, .. }) = self.trainer.update.report().plan else {
+            return;
+        };
+        let equal = || Plan::equal(plan.tiles().len(), plan.total());
+        let told = self.told_plan.take().unwrap_or_else(equal);
+        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD) {
+            self.told_plan = Some(told);
+            return;
+        }
+        let text = format!("shares by measured speed: {plan}, worker by worker");
+        observer.event(Event::Notice { text });
+        self.told_plan = Some(plan);
+    }
+
+    /// One optimizer update; and whether the workers' shares have changed with it.
+    fn run_step(&mut self, epoch: u64) -> Result<(StepReport, bool), TrainError> {
         let began = Instant::now();
         self.in_step = true;
         let outcome = self.trainer.update.step(&mut self.trainer.state)?;
@@ -317,7 +344,17 @@ impl Run {
             server: outcome.server,
         };
         self.progress.step(&report, outcome.samples);
-        Ok(report)
+        Ok((report, outcome.rebalanced))
+    }
+
+    /// For the last checkpoint of a worker that did not write for all, if it has where to leave it.
+    pub(super) fn open_own_folder(&mut self) -> Result<(), TrainError> {
+        let own = self.trainer.heir.as_ref().filter(|heir| heir.is_own);
+        if let (None, Some(Heir { path, config_toml, .. })) = (&self.trainer.folder, own) {
+            self.trainer.folder =
+                Some(RunFolder::open_beside(path, config_toml, self.trainer.state.step)?);
+        }
+        Ok(())
     }
 
     /// Writes the state, which must be whole, if this worker writes.
@@ -377,6 +414,7 @@ impl Run {
             },
             traffic: report.traffic,
             waited_ms: report.waited_ms,
+            plan: report.plan,
             server: report.server,
             views: self.views.clone(),
             redone_steps: self.redone_steps,

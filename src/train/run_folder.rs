@@ -57,6 +57,14 @@ impl RunFolder {
         }
     }
 
+    /// Refuses a folder that holds the result of a run.
+    pub fn check_unfinished(path: &Path) -> Result<(), RunFolderError> {
+        if path.join(SUMMARY).exists() {
+            return Err(RunFolderError::Occupied { path: path.to_owned(), found: SUMMARY.into() });
+        }
+        Ok(())
+    }
+
     /// Makes the folder for a new run and writes `config.toml`; refuses one that holds a run.
     pub fn create(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
         RunFolder::check_free(path)?;
@@ -82,14 +90,31 @@ impl RunFolder {
 
     /// Opens the folder of a run under way, whose writer is lost, to write on after `step` steps. A
     /// checkpoint that the lost one may have written later is the same run's, and will be written
-    /// again with the same bits.
-    pub fn take_over(path: &Path, step: u64) -> Result<RunFolder, RunFolderError> {
+    /// again with the same bits. On another machine there is no such folder yet.
+    pub fn take_over(
+        path: &Path,
+        config_toml: &str,
+        step: u64,
+    ) -> Result<RunFolder, RunFolderError> {
         // The new writer knows best whether the epoch behind this step was reported.
         keep_metrics(path, |line| match line {
             MetricsLine::Step(report) => report.step <= step,
             MetricsLine::Epoch(report) => report.step < step,
         })?;
-        RunFolder::open_metrics(path, step)
+        RunFolder::open_beside(path, config_toml, step)
+    }
+
+    /// Opens a folder to which others may be writing, to leave a checkpoint in it.
+    pub fn open_beside(
+        path: &Path,
+        config_toml: &str,
+        step: u64,
+    ) -> Result<RunFolder, RunFolderError> {
+        fs::create_dir_all(path).map_err(|source| io(path, source))?;
+        if path.join("config.toml").exists() {
+            return RunFolder::open_metrics(path, step);
+        }
+        RunFolder::open(path, config_toml, step)
     }
 
     fn open(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
@@ -277,7 +302,10 @@ mod tests {
         let mut run = RunFolder::create(folder.path(), "name = 1").unwrap();
         (1..=40).for_each(|step| run.sample_step(&report(step)).unwrap());
         fs::write(folder.path().join(file_name(31)), "").unwrap();
-        RunFolder::take_over(folder.path(), 30).unwrap().sample_step(&report(40)).unwrap();
+        RunFolder::take_over(folder.path(), "name = 1", 30)
+            .unwrap()
+            .sample_step(&report(40))
+            .unwrap();
         let text = fs::read_to_string(folder.path().join(METRICS)).unwrap();
         assert_eq!(text.lines().count(), 5, "{text}");
         assert_eq!(fs::read_to_string(folder.path().join("config.toml")).unwrap(), "name = 1");

@@ -7,7 +7,7 @@ use crate::net::SelectionReport;
 use super::collective::{CollectiveError, Traffic};
 use super::engine::EngineDescription;
 use super::evaluate::Evaluation;
-use super::metrics::{ServedStep, ServerReport};
+use super::metrics::{PlanReport, ServedStep, ServerReport};
 use super::trainer::{TrainError, TrainingState};
 use super::views::{Regrouped, Standing};
 
@@ -72,6 +72,8 @@ pub struct StepOutcome {
     pub redone: u32,
     /// A worker wants the run to end here.
     pub stop: bool,
+    /// From the next step on the workers have other shares.
+    pub rebalanced: bool,
     /// Until the last bucket was read back, over all attempts.
     pub compute: Duration,
     /// What was waited for the others after that.
@@ -95,6 +97,8 @@ pub struct UpdateReport {
     pub traffic: Traffic,
     /// For how long each worker has waited for each other one: `[who][for whom]`.
     pub waited_ms: Vec<Vec<f64>>,
+    /// What each worker computes, where the workers decide that themselves.
+    pub plan: Option<PlanReport>,
     /// Where there are parameter servers.
     pub server: Option<ServerReport>,
 }

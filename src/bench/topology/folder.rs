@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Settings, table};
-use crate::simulate::{Cell, Scenario};
+use crate::simulate::Cell;
 use crate::train::checkpoint::write_atomically;
 
 /// The cells, with all samples, as JSON lines.
@@ -100,11 +100,6 @@ impl SweepFolder {
     /// All that are measured, in the order in which they were.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
-    }
-
-    /// Whether the scenario has been measured.
-    pub fn has(&self, scenario: &Scenario) -> bool {
-        self.cells.iter().any(|cell| cell.scenario == *scenario)
     }
 
     /// Adds a cell, which is then on disk.

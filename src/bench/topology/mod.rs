@@ -14,6 +14,7 @@
 //! | `star` | a step around servers |
 //! | `record` | what the nodes saw, and the cell that follows from it |
 //! | [`folder`] | the cells on disk, and those that are still to be measured |
+//! | [`sweep`] | the combinations that are measured |
 //! | [`table`] | the cells as CSV, Markdown and text |
 
 mod all_reduce;
@@ -21,6 +22,7 @@ pub mod folder;
 mod load;
 mod record;
 mod star;
+pub mod sweep;
 pub mod table;
 
 use std::thread;
