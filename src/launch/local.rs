@@ -362,7 +362,6 @@ mod tests {
             adapter: None,
             cores: 1,
             resume: None,
-            timeline: None,
             folder: None,
             timeline: None,
         };
