@@ -362,8 +362,8 @@ mod tests {
             adapter: None,
             cores: 1,
             resume: None,
-            timeline: None,
             folder: None,
+            timeline: None,
         };
         let group = LocalGroup {
             plan,

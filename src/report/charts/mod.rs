@@ -3,6 +3,7 @@
 pub mod accuracy;
 pub mod agreement;
 pub mod busiest_node;
+pub mod crossovers;
 mod curves;
 pub mod loss;
 pub mod scaling;
@@ -15,10 +16,11 @@ use super::source::Sources;
 
 /// All figures, in the order of the page.
 pub fn figures(sources: &Sources) -> Vec<Figure> {
-    let charts: [fn(&Sources) -> Option<Figure>; 8] = [
+    let charts: [fn(&Sources) -> Option<Figure>; 9] = [
         loss::figure,
         accuracy::figure,
         scaling::figure,
+        crossovers::figure,
         step_time::figure,
         busiest_node::figure,
         staleness::figure,
