@@ -12,9 +12,12 @@ use crate::gpu::{AdapterChoice, adapters_for};
 use crate::launch::adapters::{self, Assignment, cores_of_each};
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::local::LocalGroup;
-use crate::launch::worker::{FolderPlan, Membership, NetworkPlan, WorkerPlan, run_worker};
+use crate::launch::worker::{
+    FolderPlan, Membership, NetworkPlan, TimelinePlan, WorkerPlan, run_worker,
+};
 use crate::train::checkpoint::{has_checkpoint, read_checkpoint};
 use crate::train::metrics::RunSummary;
+use crate::train::timeline;
 
 use super::CommandError;
 use super::interrupt::Interrupt;
@@ -23,6 +26,7 @@ use super::output::{json, note};
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::TopologyFlags;
+use super::watch_flags::MetricsFlags;
 
 /// More local workers than this are a mistake, not a plan.
 pub const WORKERS_MAX: u64 = 256;
@@ -70,6 +74,12 @@ pub struct TrainArguments {
     no_overlap: bool,
     #[command(flatten)]
     output: OutputFlags,
+    /// Write what each worker did when to timeline.json in the run's folder, for ui.perfetto.dev or
+    /// chrome://tracing: the first and the last few hundred steps
+    #[arg(long, env = "ANNULET_TIMELINE", help_heading = "Output")]
+    timeline: bool,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 /// # Safety
@@ -97,6 +107,7 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let network = arguments.network.resolve(!arguments.no_overlap)?;
     let network = NetworkPlan { servers, ..arguments.topology.shares.resolve(network) };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    plan.timeline = plan_timeline(&plan, arguments.timeline, 0);
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
     // SAFETY: the caller's promise. Worker processes inherit the variables.
@@ -105,10 +116,12 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let alone = workers == 1 && servers.is_none();
     let interrupt = Interrupt::install(alone);
     let mut display = Display::new(arguments.json);
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
-    let summary = if alone {
+    let outcome = if alone {
         let stop = interrupt.stop.clone();
-        run_worker(plan, Membership::solo(), started_at, stop, &mut display)?
+        run_worker(plan, Membership::solo(), started_at, stop, &mut observer)
     } else {
         let assignments = assign(&plan, workers, cores)?;
         let group = LocalGroup {
@@ -123,12 +136,24 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
             stop: &interrupt.stop,
             abort: &interrupt.abort,
         };
-        match group.run(&mut display) {
-            Err(_) if interrupt.abort.load(Ordering::Relaxed) => return Err(CommandError::Aborted),
-            result => result?,
-        }
+        group.run(&mut observer)
+    };
+    if let (true, Some(folder)) = (arguments.timeline, &folder)
+        && let Err(error) = timeline::join_parts(folder)
+    {
+        note(&format!("no timeline: {}: {error}", folder.display()));
+    }
+    let summary = match outcome {
+        Err(_) if interrupt.abort.load(Ordering::Relaxed) => return Err(CommandError::Aborted),
+        outcome => outcome?,
     };
     report(&summary, arguments.json, folder)
+}
+
+/// Where a worker's part of the timeline goes, if it is asked for.
+pub fn plan_timeline(plan: &WorkerPlan, wanted: bool, worker: u64) -> Option<TimelinePlan> {
+    let folder = plan.folder.as_ref().filter(|_| wanted)?;
+    Some(TimelinePlan { folder: folder.path.clone(), worker })
 }
 
 /// What every worker is told, from flags, variables, the `--config` file and the checkpoint.
@@ -177,6 +202,7 @@ pub fn plan_worker(
             keep: output.keep,
             is_own: false,
         }),
+        timeline: None,
     })
 }
 

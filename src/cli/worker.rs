@@ -30,7 +30,8 @@ use super::output::note;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::ShareFlags;
-use super::train::{WORKERS_MAX, plan_worker, report};
+use super::train::{WORKERS_MAX, plan_timeline, plan_worker, report};
+use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
@@ -74,6 +75,12 @@ pub struct WorkerArguments {
     no_overlap: bool,
     #[command(flatten)]
     output: OutputFlags,
+    /// Write what this worker did when to timeline-RANK.json in --out, for ui.perfetto.dev or
+    /// chrome://tracing: the first and the last few hundred steps
+    #[arg(long, env = "ANNULET_TIMELINE", help_heading = "Output")]
+    timeline: bool,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 /// # Safety
@@ -99,6 +106,9 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     };
     let network = arguments.shares.resolve(arguments.network.resolve(!arguments.no_overlap)?);
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    // One that comes later has no rank yet; its own process tells its part from others'.
+    let part = arguments.group.rank.map_or(u64::from(std::process::id()), |rank| rank as u64);
+    plan.timeline = plan_timeline(&plan, arguments.timeline, part);
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
@@ -106,6 +116,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
 
     if !arguments.server.is_empty() {
         plan.folder = None;
+        arguments.metrics.refuse()?;
         let workers = arguments.workers.map_or(0, |workers| workers as usize);
         let place = arguments.group.place_around(arguments.server, workers)?;
         let mut display = Display::new(arguments.json);
@@ -126,7 +137,9 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         let _ = leave.send(Input::Leave);
     });
     let mut display = Display::new(arguments.json);
-    match run_worker(plan, Membership::elastic(place), started_at, stop, &mut display) {
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
+    match run_worker(plan, Membership::elastic(place), started_at, stop, &mut observer) {
         Err(error) if error.is_leave() => {
             note("left as it was asked to; the others go on");
             Ok(())

@@ -363,6 +363,7 @@ mod tests {
             cores: 1,
             resume: None,
             folder: None,
+            timeline: None,
         };
         let group = LocalGroup {
             plan,

@@ -11,7 +11,7 @@ use super::adapters::Assignment;
 use super::local::LocalGroup;
 use super::pipe::{ToWorker, WorkerOrder};
 use super::process::{Children, News};
-use super::worker::WorkerPlan;
+use super::worker::{TimelinePlan, WorkerPlan};
 
 /// Starts worker and server processes.
 pub(super) struct Spawner<'a> {
@@ -55,6 +55,8 @@ impl Spawner<'_> {
             adapter: assignment.adapter.clone(),
             cores: assignment.cores,
             folder: self.group.plan.folder.clone().filter(|_| writes),
+            timeline: (self.group.plan.timeline.clone())
+                .map(|timeline| TimelinePlan { worker: index as u64, ..timeline }),
             ..self.group.plan.clone()
         };
         child.send(&ToWorker::Order(Box::new(WorkerOrder {
