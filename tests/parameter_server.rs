@@ -6,9 +6,9 @@ use std::path::Path;
 
 use annulet::config::{Kernels, Length, OptimizerConfig, RunConfig, Wire};
 use annulet::data::DataPlan;
-
+use annulet::launch::engines::StragglerPlan;
 use annulet::launch::threads::train_in_threads;
-use annulet::launch::worker::{FolderPlan, NetworkPlan, StragglerPlan, WorkerPlan};
+use annulet::launch::worker::{FolderPlan, NetworkPlan, WorkerPlan};
 use annulet::protocol::parameter_server::Mode;
 use annulet::train::checkpoint::{Provenance, encode_checkpoint};
 use annulet::train::event::Silent;
@@ -39,6 +39,7 @@ fn plan(servers: Option<ServerPlan>) -> WorkerPlan {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     }
 }
 

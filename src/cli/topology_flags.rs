@@ -6,7 +6,8 @@ use std::str::FromStr;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
-use crate::launch::worker::{NetworkPlan, StragglerPlan};
+use crate::launch::engines::{DeviceLossPlan, StragglerPlan};
+use crate::launch::worker::NetworkPlan;
 use crate::protocol::parameter_server::Mode;
 use crate::train::server::{ServerPlan, StalenessLr};
 
@@ -40,6 +41,9 @@ pub struct ShareFlags {
     /// four times as long
     #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS|RANK:4x")]
     pub straggler: Option<StragglerPlan>,
+    /// Lose a worker's device in its step STEP, as if the driver had failed
+    #[arg(long, hide = true, value_name = "RANK:STEP")]
+    pub lose_device: Option<DeviceLossPlan>,
 }
 
 /// Steps between changes of the shares, at least.
@@ -61,7 +65,12 @@ impl FromStr for Rebalance {
 impl ShareFlags {
     /// Takes these values in the place of the network's.
     pub fn resolve(&self, network: NetworkPlan) -> NetworkPlan {
-        NetworkPlan { straggler: self.straggler, rebalance: self.rebalance.0, ..network }
+        NetworkPlan {
+            straggler: self.straggler,
+            device_loss: self.lose_device,
+            rebalance: self.rebalance.0,
+            ..network
+        }
     }
 }
 
@@ -122,6 +131,18 @@ impl FromStr for StragglerPlan {
             Some(StragglerPlan { rank: rank.parse().ok()?, slowness: slowness.parse().ok()? })
         };
         parse().ok_or_else(|| "write RANK:MS, such as 1:20, or RANK:TIMES, such as 1:4x".to_owned())
+    }
+}
+
+impl FromStr for DeviceLossPlan {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (rank, step) = text.split_once(':')?;
+            Some(DeviceLossPlan { rank: rank.parse().ok()?, step: step.parse().ok()? })
+        };
+        parse().ok_or_else(|| "write RANK:STEP, such as 1:20".to_owned())
     }
 }
 

@@ -65,6 +65,8 @@ pub struct ElasticViews {
     place: Place,
     /// The view whose group the trainer was given last.
     view: Option<View>,
+    /// This worker has left to come again.
+    away: bool,
 }
 
 /// What every group of this worker is made from.
@@ -168,6 +170,7 @@ impl ElasticViews {
             speaks,
             lost_quorum: None,
             origin: Instant::now(),
+            away: None,
         };
         let run = move || thread.run(&inbox);
         let join = || {
@@ -185,7 +188,7 @@ impl ElasticViews {
             std::thread::spawn(run);
             join()?
         };
-        let views = ElasticViews { shared, to_thread, place, view: first };
+        let views = ElasticViews { shared, to_thread, place, view: first, away: false };
         Ok(Started { group, views, station })
     }
 }
@@ -257,7 +260,17 @@ impl Views for ElasticViews {
         Ok(())
     }
 
+    fn leave(&mut self) {
+        self.away = true;
+        self.view = None;
+        // A thread that is gone has left an ending.
+        let _ = self.to_thread.send(Input::Suspend);
+    }
+
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError> {
+        if std::mem::take(&mut self.away) {
+            let _ = self.to_thread.send(Input::Return);
+        }
         // A worker that comes has no view yet that could fail.
         let mut failure = self.view.as_ref().map(|view| broken(view, self.place.id, error));
         loop {

@@ -40,6 +40,10 @@ pub enum Input {
     },
     /// This worker is asked to leave, and the others are to go on.
     Leave,
+    /// This worker cannot compute: it leaves for a while, and the others are to go on.
+    Suspend,
+    /// It can compute again, and asks to be let in anew.
+    Return,
 }
 
 /// How messages reach the other workers.
@@ -106,6 +110,16 @@ pub(super) struct MemberThread {
     /// While it asks, without a quorum, whether the others have gone on.
     pub(super) lost_quorum: Option<Ending>,
     pub(super) origin: Instant,
+    pub(super) away: Option<Away>,
+}
+
+/// A worker that leaves to come again.
+#[derive(Default)]
+pub(super) struct Away {
+    /// Whom it will ask, once it has left.
+    contacts: Option<Vec<Party>>,
+    /// It can compute again.
+    is_ready: bool,
 }
 
 impl MemberThread {
@@ -171,18 +185,35 @@ impl MemberThread {
         let by_launcher = self.settings.acceptors == Acceptors::Launcher;
         let (ids, settings): (Vec<MemberId>, _) = match (ending, self.membership.view()) {
             (Ending::LeftBehind { view }, _) => (view.ids().collect(), self.settings.clone()),
-            (Ending::NoQuorum { .. }, Some(view)) if !by_launcher => {
+            (Ending::Left, Some(view)) if self.away.is_some() => {
+                (view.ids().collect(), self.settings.clone())
+            }
+            (Ending::NoQuorum { .. }, Some(view)) if !by_launcher && self.away.is_none() => {
                 self.lost_quorum = Some(ending.clone());
                 let join_timeout = self.settings.failure_timeout;
                 (view.ids().collect(), Settings { join_timeout, ..self.settings.clone() })
             }
             _ => return false,
         };
-        tracing::warn!("{ending}; it asks whether it may join them again");
         let others = ids.into_iter().filter(|&id| id != self.me.id).map(Party::Member);
         let contacts = if by_launcher { vec![Party::Launcher] } else { others.collect() };
+        if let Some(away) = &mut self.away {
+            away.contacts = Some(contacts);
+            self.return_if_ready();
+            return true;
+        }
+        tracing::warn!("{ending}; it asks whether it may join them again");
         self.join_anew(contacts, settings);
         true
+    }
+
+    /// A worker that has left asks to be let in once it can compute: nobody is to wait for it.
+    fn return_if_ready(&mut self) {
+        if let Some(Away { contacts: Some(contacts), is_ready: true }) = &mut self.away {
+            let contacts = std::mem::take(contacts);
+            self.away = None;
+            self.join_anew(contacts, self.settings.clone());
+        }
     }
 
     fn join_anew(&mut self, contacts: Vec<Party>, settings: Settings) {
@@ -215,6 +246,16 @@ impl MemberThread {
                 self.stop.store(true, Ordering::Relaxed);
             }
             Input::Leave => self.membership.handle_leave(),
+            Input::Suspend => {
+                self.away = Some(Away::default());
+                self.membership.handle_leave();
+            }
+            Input::Return => {
+                if let Some(away) = &mut self.away {
+                    away.is_ready = true;
+                }
+                self.return_if_ready();
+            }
         }
     }
 

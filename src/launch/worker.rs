@@ -11,29 +11,25 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::config::{Kernels, RunConfig};
+use crate::config::RunConfig;
 use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
-use crate::gpu::GpuError;
-use crate::gpu::engine::{Engine, EngineSettings, Sums};
-use crate::model::ModelKind;
 use crate::net::{ClusterKey, GroupOptions, PeerAddress, Station, TransportSettings};
 use crate::protocol::exchange::Strategy;
-use crate::reference::engine::ReferenceEngine;
 use crate::train::all_reduce::{AllReduce, AllReduceParts};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::collective::{Collective, Group, Solo};
-use crate::train::engine::GradientEngine;
-use crate::train::event::{Event, Observer};
+use crate::train::event::{Event, Observer, Silent};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
-use crate::train::straggler::{Slowness, Straggler};
-use crate::train::synthetic::{ComputeTimes, SyntheticCompute, SyntheticEngine};
+use crate::train::synthetic::SyntheticCompute;
+use crate::train::timeline::{self, Timeline};
 use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
 use super::LaunchError;
 use super::elastic::{ElasticPlace, ElasticViews, Started};
+use super::engines::{DeviceLossPlan, StragglerPlan, open_worker_engine};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,6 +45,37 @@ pub struct WorkerPlan {
     pub resume: Option<PathBuf>,
     /// For the worker that writes the run folder, and for those that may take its place.
     pub folder: Option<FolderPlan>,
+    /// Where this worker tells what it did when; none: it does not.
+    #[serde(default)]
+    pub timeline: Option<TimelinePlan>,
+}
+
+/// A worker's part of the run's timeline.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TimelinePlan {
+    pub folder: PathBuf,
+    /// Tells the parts of one folder apart.
+    pub worker: u64,
+}
+
+impl TimelinePlan {
+    /// Writes the part. A run does not fail for a file that only describes it.
+    pub(super) fn write(&self, timeline: &Timeline, observer: &mut dyn Observer) {
+        let path = timeline::part(&self.folder, self.worker);
+        let written = std::fs::create_dir_all(&self.folder)
+            .and_then(|()| timeline::write(&path, &timeline.trace(self.worker)));
+        if let Err(error) = written {
+            let text = format!("no timeline: {}: {error}", path.display());
+            observer.event(Event::Notice { text });
+        }
+    }
+}
+
+impl WorkerPlan {
+    /// Keeps spans if the plan says so.
+    pub(super) fn start_timeline(&self) -> Timeline {
+        if self.timeline.is_some() { Timeline::recording() } else { Timeline::default() }
+    }
 }
 
 /// How workers exchange gradients; nothing in here changes the result, but for servers that are not
@@ -62,6 +89,7 @@ pub struct NetworkPlan {
     /// Parameter servers; none: the workers exchange gradients among themselves.
     pub servers: Option<ServerPlan>,
     pub straggler: Option<StragglerPlan>,
+    pub device_loss: Option<DeviceLossPlan>,
     /// The shares follow the workers' speeds and change once in so many steps at most; none: they
     /// stay equal. The same for all workers; of no matter to servers.
     pub rebalance: Option<NonZero<u32>>,
@@ -72,13 +100,6 @@ pub struct NetworkPlan {
 
 /// Steps between changes of the shares: a fraction of a second of a run, and enough for a median.
 pub const REBALANCE_DEFAULT: NonZero<u32> = NonZero::new(20).unwrap();
-
-/// A worker whose computing takes longer in each step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StragglerPlan {
-    pub rank: usize,
-    pub slowness: Slowness,
-}
 
 impl NetworkPlan {
     /// Extends the digest of the configuration and the data by that in which the workers of a group
@@ -102,6 +123,7 @@ impl Default for NetworkPlan {
             transport: TransportSettings::default(),
             servers: None,
             straggler: None,
+            device_loss: None,
             rebalance: Some(REBALANCE_DEFAULT),
             synthetic: None,
         }
@@ -134,9 +156,12 @@ impl Terms {
     fn of(plan: &WorkerPlan, dataset: &Dataset) -> Terms {
         let WorkerPlan { config, network, .. } = plan;
         let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
-        let fields = serde_json::to_value(config).unwrap_or_default();
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            by_name.push((name.clone(), value.to_string()));
+        // By way of text, in which 0.1 stays 0.1.
+        let text = serde_json::to_string(config).unwrap_or_default();
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap_or_default();
+        for (name, value) in fields {
+            by_name.push((name, value.to_string()));
         }
         let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
         by_name.push(("rebalance".to_owned(), rebalance));
@@ -293,7 +318,7 @@ pub fn run_worker(
             };
             Ok::<_, LaunchError>((dataset, origin, notices, state, later))
         });
-        let engine = open_slowed_engine(&plan, rank, &promise, observer);
+        let engine = open_worker_engine(&plan, rank, &promise, observer);
         (engine, loader.join())
     });
     let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -322,6 +347,7 @@ pub fn run_worker(
         .filter(|_| rank == Some(0))
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
+    let (timeline, timeline_plan) = (plan.start_timeline(), plan.timeline.clone());
     let mut update = AllReduce::new(AllReduceParts {
         config: plan.config.clone(),
         dataset: dataset.clone(),
@@ -330,10 +356,16 @@ pub fn run_worker(
         stop,
         overlap: plan.network.overlap,
         rebalance: plan.network.rebalance,
-    });
+    })
+    .recorded(timeline.clone());
     if let Some(views) = views {
         update = update.elastic(views);
     }
+    // What is to be seen once is not seen again.
+    let mut again = plan.clone();
+    again.network.device_loss = None;
+    update = update
+        .reopening(Box::new(move || Ok(open_worker_engine(&again, rank, &promise, &mut Silent)?)));
     let trainer = Trainer {
         config: plan.config,
         dataset,
@@ -349,84 +381,14 @@ pub fn run_worker(
         joins: rank.is_none(),
     };
     let result = trainer.run(observer).map_err(LaunchError::from);
+    if let Some(plan) = timeline_plan {
+        plan.write(&timeline, observer);
+    }
     if let Some(station) = station {
         let failure = result.as_ref().err().filter(|error| !error.is_leave());
         station.part(failure.map(ToString::to_string));
     }
     result
-}
-
-/// What an engine is to compute, and on what.
-#[derive(Clone, Debug)]
-pub struct EngineRequest {
-    pub model: ModelKind,
-    pub kernels: Kernels,
-    /// What `--adapter` takes; none: the best.
-    pub adapter: Option<String>,
-    /// Cores that a software adapter may use.
-    pub cores: usize,
-    /// Training samples of a step on this worker, at most.
-    pub samples_per_step: usize,
-}
-
-impl WorkerPlan {
-    fn engine_request(&self) -> EngineRequest {
-        EngineRequest {
-            model: self.config.model,
-            kernels: self.config.kernels,
-            adapter: self.adapter.clone(),
-            cores: self.cores,
-            // Shares may come to differ: with room for all, no step has to wait for memory.
-            samples_per_step: self.config.batch,
-        }
-    }
-}
-
-/// Makes the engine of a worker, slow if it is to be the straggler.
-pub(super) fn open_slowed_engine(
-    plan: &WorkerPlan,
-    rank: Option<usize>,
-    dataset: &DatasetPromise,
-    observer: &mut dyn Observer,
-) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = match (&plan.network.synthetic, plan.config.kernels) {
-        (Some(compute), Kernels::Synthetic) => {
-            let RunConfig { batch, seed, .. } = plan.config;
-            // Who comes later draws times that are nobody else's.
-            let drawer = rank.unwrap_or(usize::MAX);
-            Box::new(SyntheticEngine::new(ComputeTimes::new(compute, batch, seed)?, drawer))
-        }
-        _ => open_engine(&plan.engine_request(), dataset, observer)?,
-    };
-    Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
-        Some(StragglerPlan { slowness, .. }) => Box::new(Straggler::new(engine, slowness)),
-        None => engine,
-    })
-}
-
-/// Makes the engine that is asked for.
-pub fn open_engine(
-    request: &EngineRequest,
-    dataset: &DatasetPromise,
-    observer: &mut dyn Observer,
-) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    if request.kernels == Kernels::Reference {
-        let dataset = dataset.wait().ok_or(GpuError::NoData)?;
-        return Ok(Box::new(ReferenceEngine::new(request.model, dataset.clone())));
-    }
-    let settings = EngineSettings {
-        adapter: request.adapter.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        kernels: request.kernels,
-        model: request.model,
-        dataset: dataset.clone(),
-        samples_per_step: request.samples_per_step,
-        cores: request.cores,
-        sums: Sums::Exact,
-    };
-    let engine = Engine::open(settings, &mut |done, total| {
-        observer.event(Event::Pipelines { done, total });
-    })?;
-    Ok(Box::new(engine))
 }
 
 /// The state that a run begins with, and a notice if it comes from a checkpoint.

@@ -10,7 +10,7 @@
 //! too large, and what it shows corrects the next one.
 //!
 //! What keeps the plan still: a time is the median of an interval; a change must promise to make the
-//! slowest worker faster by a sixteenth; and a change that has not kept half of its promise makes the
+//! slowest worker faster by an eighth; and a change that has not kept half of its promise makes the
 //! next one wait longer, unless that one promises a quarter.
 
 use std::num::NonZero;
@@ -18,7 +18,7 @@ use std::num::NonZero;
 use super::plan::{Cost, Plan};
 
 /// A change must promise at least this part of the slowest worker's time.
-const GAIN_MIN: u64 = 16;
+const GAIN_MIN: u64 = 8;
 
 /// A change that promises this part of it does not wait.
 const GAIN_LARGE: u64 = 4;
@@ -180,11 +180,11 @@ impl Balancer {
     }
 
     fn costs(&self) -> Vec<Cost> {
-        // One that never had a tile may be as fast as any.
-        let fastest = self.workers.iter().filter_map(|worker| worker.tile_ns).min().unwrap_or(1);
+        // Nothing changes for one that never had a tile until a tile was lent to it.
+        let slowest = self.workers.iter().filter_map(|worker| worker.tile_ns).max().unwrap_or(1);
         let cost = |worker: &Worker| Cost {
             fixed_ns: worker.fixed_ns,
-            tile_ns: worker.tile_ns.unwrap_or(fastest),
+            tile_ns: worker.tile_ns.unwrap_or(slowest),
         };
         self.workers.iter().map(cost).collect()
     }
@@ -349,7 +349,9 @@ mod tests {
         let costs = [(0, 9_000), (0, 9_000), (0, 1_000)];
         let mut balancer = balancer(3, 2);
         assert_eq!(balancer.plan().tiles(), [1, 1, 0]);
-        run(&mut balancer, &costs, 0, 12);
+        run(&mut balancer, &costs, 0, 4);
+        assert_eq!(balancer.plan().tiles(), [0, 1, 1], "the lent tile");
+        run(&mut balancer, &costs, 0, 4);
         assert_eq!(balancer.plan().tiles(), [0, 0, 2]);
     }
 
@@ -382,9 +384,10 @@ mod tests {
                 .collect();
             let best = Plan::fastest(&costs, tiles).longest(&costs);
             let slowest_tile = 1_000 * speeds.iter().map(|&(_, tile)| tile).max().unwrap();
-            // What is not worth a change, and a tile that noise has put elsewhere.
+            // What is not worth a change (a seventh of the best) with noise, and a tile that noise
+            // has put elsewhere.
             let longest = balancer.plan().longest(&costs);
-            prop_assert!(longest <= best + best / 8 + slowest_tile, "{longest} against {best}");
+            prop_assert!(longest <= best + best / 6 + slowest_tile, "{longest} against {best}");
             // Sixty intervals later nothing is left to do.
             let changes = run(&mut balancer, &speeds, 10, 60);
             prop_assert!(changes <= 3, "{changes} changes");

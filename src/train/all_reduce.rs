@@ -10,6 +10,7 @@ use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::sampler::{Sampler, samples, tiles};
 use crate::model::layout::{BUCKETS, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS};
+use crate::net::NetError;
 use crate::numerics::fixed_point::FixedPoint;
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::balancer::Balancer;
@@ -17,9 +18,11 @@ use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::membership::View;
 
 use super::collective::{Collective, CollectiveError, Solo, Traffic};
-use super::engine::{EngineDescription, GradientEngine};
+use super::device_loss::LostEngine;
+use super::engine::{EngineDescription, EngineError, GradientEngine, Reopen};
 use super::evaluate::{Evaluation, evaluate};
 use super::metrics::{PlanReport, milliseconds};
+use super::timeline::{Timeline, Track};
 use super::trainer::{TrainError, TrainingState};
 use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
@@ -40,6 +43,8 @@ pub struct AllReduce {
     generation: u32,
     /// Finds the others again when the group has broken; without it, that is the end.
     views: Option<Box<dyn Views>>,
+    /// Opens another engine in the place of one whose device was lost; that is tried once.
+    reopen: Option<Reopen>,
     /// What went over the groups before this one.
     traffic_before: Traffic,
     /// Set from outside to end the run after the current step, on all workers alike.
@@ -60,6 +65,7 @@ pub struct AllReduce {
     packed: Vec<Vec<u32>>,
     /// For how long each worker of the present group has waited for each other one, by rank.
     waited: Vec<Vec<Duration>>,
+    timeline: Timeline,
 }
 
 /// What a worker's part consists of.
@@ -93,9 +99,11 @@ impl AllReduce {
             waited: vec![vec![Duration::ZERO; world]; world],
             generation: 0,
             views: None,
+            reopen: None,
             balancer: Balancer::new(world, tiles(config.batch.min(samples)), rebalance),
             rebalance,
             changes_before: 0,
+            timeline: Timeline::default(),
             traffic_before: Traffic::default(),
             config,
             dataset,
@@ -106,9 +114,21 @@ impl AllReduce {
         }
     }
 
+    /// Keeps what is done when.
+    pub fn recorded(mut self, timeline: Timeline) -> AllReduce {
+        self.timeline = timeline;
+        self
+    }
+
     /// Lets the run go on in the next view when the group breaks.
     pub fn elastic(mut self, views: Box<dyn Views>) -> AllReduce {
         self.views = Some(views);
+        self
+    }
+
+    /// Lets the run go on with a new engine, once, when the device is lost.
+    pub fn reopening(mut self, reopen: Reopen) -> AllReduce {
+        self.reopen = Some(reopen);
         self
     }
 }
@@ -141,11 +161,13 @@ impl Update for AllReduce {
         if let Some(views) = &mut self.views {
             views.completing(self.generation, state.step + 1)?;
         }
+        let reduced_at = Instant::now();
         let lr = learning_rate(&self.config, state.step, self.total_steps);
         self.mean_gradients(&fixed_point, reduced.samples);
         if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
             return Err(self.diverged(state.step));
         }
+        self.timeline.span(Track::Optimizer, state.step, reduced_at);
         state.maxima = maxima;
         state.step += 1;
         let rebalanced = self.balancer.observe(tiles(batch), computed_us(&self.vectors));
@@ -241,6 +263,25 @@ impl Update for AllReduce {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn replace_engine(&mut self, lost: EngineError) -> Result<Option<CollectiveError>, TrainError> {
+        let others = self.workers() > 1;
+        // A group that cannot change has no place for a worker that comes again.
+        let can_leave = self.views.is_some() || !others;
+        let Some(reopen) = self.reopen.take().filter(|_| can_leave) else {
+            return Err(lost.into());
+        };
+        tracing::warn!("{lost}; a new device is opened");
+        if let Some(views) = self.views.as_mut().filter(|_| others) {
+            views.leave();
+        }
+        // Memory that the old device holds may be what the new one needs.
+        self.engine = Box::new(LostEngine(self.engine.description()));
+        let lost = Box::new(lost);
+        self.engine = reopen().map_err(|reason| EngineError::NotReplaced { lost, reason })?;
+        let comes_again = || NetError::Interrupted("this worker has a new device".to_owned());
+        Ok(others.then(|| comes_again().into()))
     }
 
     fn workers(&self) -> usize {
@@ -352,6 +393,7 @@ impl AllReduce {
             let reduction = pack(wire, &BUCKETS[index], vector, packed);
             collective.start(id(index), reduction, std::mem::take(packed))
         };
+        let (mut computed_at, mut started_at) = (began, [began; BUCKETS.len()]);
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
@@ -359,7 +401,9 @@ impl AllReduce {
             control.fill(0);
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
             control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
+            computed_at = self.timeline.span(Track::Compute(index), step, computed_at);
             if self.overlap {
+                started_at[index] = Instant::now();
                 start(index, vector, &mut self.packed[index])?;
             }
         }
@@ -367,15 +411,18 @@ impl AllReduce {
         if !self.overlap {
             let vectors = self.vectors.iter_mut().zip(&mut self.packed);
             for (index, (vector, packed)) in vectors.enumerate() {
+                started_at[index] = Instant::now();
                 start(index, vector, packed)?;
             }
         }
         spent.compute += computed - began;
         let vectors = self.vectors.iter_mut().zip(&mut self.packed);
-        for (bucket, (vector, packed)) in BUCKETS.iter().zip(vectors) {
+        for (index, (bucket, (vector, packed))) in BUCKETS.iter().zip(vectors).enumerate() {
             *packed = collective.finish()?;
+            self.timeline.span(Track::Communication(index), step, started_at[index]);
             unpack(wire, bucket, packed, vector);
         }
+        self.timeline.span(Track::Waiting, step, computed);
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
         self.note_waits();

@@ -8,11 +8,13 @@ use crate::protocol::plan::Plan;
 
 use super::checkpoint::Provenance;
 use super::collective::CollectiveError;
+use super::engine::EngineError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
     BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
     StepTotals, ViewReport, hex, milliseconds,
 };
+use super::progress::Progress;
 use super::run_folder::RunFolder;
 use super::trainer::{Heir, TrainError, Trainer, parameters_sha256};
 use super::views::{Regrouped, Standing};
@@ -23,8 +25,9 @@ const NOT_REPORTED: u64 = u64::MAX;
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shares are told when at least this part of the batch has changed hands.
+/// Shares are told when at least a fifth of the batch has changed hands, and more than a tile.
 const PLAN_PARTS_TOLD: u32 = 5;
+const PLAN_TILES_TOLD: u32 = 2;
 
 /// A trainer under way.
 pub(super) struct Run {
@@ -51,6 +54,7 @@ pub(super) struct Run {
     last_step_event: Option<Instant>,
     /// The shares in this view that the observer was told of last.
     told_plan: Option<Plan>,
+    progress: Progress,
     stopped: bool,
 }
 
@@ -70,6 +74,7 @@ impl Run {
             comm_busy: Duration::ZERO,
             last_step_event: None,
             told_plan: None,
+            progress: Progress::default(),
             stopped: false,
             trainer,
         }
@@ -100,6 +105,9 @@ impl Run {
         while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
             match error {
                 TrainError::Collective(error) => self.regroup(error, observer)?,
+                TrainError::Engine(lost) if lost.is_device_lost() => {
+                    self.replace_engine(lost, observer)?;
+                }
                 error => return Err(error),
             }
             checked = Ok(());
@@ -170,8 +178,26 @@ impl Run {
         if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
             self.last_step_event = Some(Instant::now());
             observer.event(Event::Step(report));
+            self.tell_progress(observer);
         }
         Ok(())
+    }
+
+    /// Goes on with a new device, if there is one.
+    fn replace_engine(
+        &mut self,
+        lost: EngineError,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let text = format!("{lost}; a new device takes its place");
+        match self.trainer.update.replace_engine(lost)? {
+            Some(error) => self.regroup(error, observer),
+            None => {
+                self.redone_steps += u64::from(std::mem::take(&mut self.in_step));
+                observer.event(Event::Notice { text });
+                Ok(())
+            }
+        }
     }
 
     /// Goes on in the next view, if there is one.
@@ -197,6 +223,7 @@ impl Run {
         let stood_still = self.moved_at.elapsed();
         self.moved_at = Instant::now();
         self.redone_steps += redone;
+        self.progress.redone_steps += redone;
         if rank == 0
             && self.trainer.folder.is_none()
             && let Some(Heir { path, config_toml, .. }) = &self.trainer.heir
@@ -253,7 +280,17 @@ impl Run {
             folder.append(&MetricsLine::Epoch(report.clone()))?;
         }
         observer.event(Event::Epoch(report.clone()));
+        self.progress.epoch(&report);
+        self.tell_progress(observer);
         Ok(report)
+    }
+
+    /// Tells the sums so far.
+    fn tell_progress(&mut self, observer: &mut dyn Observer) {
+        self.progress.traffic = self.trainer.update.report().traffic;
+        self.progress.workers = self.trainer.update.workers();
+        self.progress.generation = self.views.last().map_or(0, |view| view.generation);
+        observer.event(Event::Progress(Box::new(self.progress.clone())));
     }
 
     /// Says after the first step which algorithms the run begins with, if there was a choice; which
@@ -286,7 +323,7 @@ impl Run {
         };
         let equal = || Plan::equal(plan.tiles().len(), plan.total());
         let told = self.told_plan.take().unwrap_or_else(equal);
-        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD) {
+        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD).max(PLAN_TILES_TOLD) {
             self.told_plan = Some(told);
             return;
         }
@@ -328,6 +365,7 @@ impl Run {
             redone: outcome.redone,
             server: outcome.server,
         };
+        self.progress.step(&report, outcome.samples);
         Ok((report, outcome.rebalanced))
     }
 
@@ -335,7 +373,8 @@ impl Run {
     pub(super) fn open_own_folder(&mut self) -> Result<(), TrainError> {
         let own = self.trainer.heir.as_ref().filter(|heir| heir.is_own);
         if let (None, Some(Heir { path, config_toml, .. })) = (&self.trainer.folder, own) {
-            self.trainer.folder = Some(RunFolder::open_beside(path, config_toml)?);
+            self.trainer.folder =
+                Some(RunFolder::open_beside(path, config_toml, self.trainer.state.step)?);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::net::SelectionReport;
 
 use super::collective::{CollectiveError, Traffic};
-use super::engine::EngineDescription;
+use super::engine::{EngineDescription, EngineError};
 use super::evaluate::Evaluation;
 use super::metrics::{PlanReport, ServedStep, ServerReport};
 use super::trainer::{TrainError, TrainingState};
@@ -42,6 +42,15 @@ pub trait Update: Send {
         error: CollectiveError,
     ) -> Result<Regrouped, TrainError> {
         Err(error.into())
+    }
+
+    /// Tries once to compute on a new device in the place of one that was lost; returns that after
+    /// which to [`regroup`](Update::regroup), where the others have gone on meanwhile.
+    ///
+    /// # Errors
+    /// The loss itself, where nothing can be done about it.
+    fn replace_engine(&mut self, lost: EngineError) -> Result<Option<CollectiveError>, TrainError> {
+        Err(lost.into())
     }
 
     /// Workers that take part.
