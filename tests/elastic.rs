@@ -3,6 +3,8 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "elastic/schedules.rs"]
+mod schedules;
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -10,7 +12,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use common::processes::{Launcher, exit_code, logged_steps, signal, stderr_of, wait_for, workers};
-use common::{params_sha256, train};
+use common::{params_sha256, train, train_output};
 
 /// A few seconds of training, so that the run is still under way when something happens to it.
 const RUN: &[&str] = &["--train-limit", "320", "--test-limit", "20", "--batch", "32"];
@@ -182,33 +184,63 @@ fn kinds_of_changes(run: &Value) -> Vec<&str> {
     changes.map(|change| change["kind"].as_str().unwrap()).collect()
 }
 
-/// As many schedules as `ANNULET_ELASTIC_SCHEDULES` says, a few otherwise: workers are killed at
-/// random steps until one is left.
 #[test]
-fn random_schedules_end_with_the_quiet_runs_result() {
-    let count = std::env::var("ANNULET_ELASTIC_SCHEDULES")
-        .map_or(2, |text| text.parse().expect("ANNULET_ELASTIC_SCHEDULES is a number"));
-    for seed in 0..count {
-        // A linear congruential generator is random enough to choose victims.
-        let mut random = seed as u64 + 1;
-        let mut below = |bound: usize| {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) as usize % bound
-        };
+fn a_worker_that_loses_its_device_comes_again() {
+    for rank in [0, 1] {
         let folder = tempfile::tempdir().unwrap();
-        let (out, mark) = (folder.path().join("run"), format!("random-{seed}"));
-        let size = 2 + below(3);
-        let mut launcher = start(&out, &mark, size, &PATIENT);
-        let mut lines = 3;
-        for _ in 1..size {
-            lines += below(6);
-            wait_for("some steps", || logged_steps(&out) >= lines);
-            let left = workers(&mark);
-            signal(left[below(left.len())], "KILL");
-        }
-        let run = finish(&mut launcher, &out);
-        assert_eq!(run["workers"], 1, "seed {seed}");
+        let out = folder.path().join("run");
+        let loss = format!("{rank}:60");
+        let more = ["--workers", "3", "--steps", LONG_STEPS, "--lose-device", &loss];
+        let arguments = [&more, RUN, &PATIENT].concat();
+        let mut launcher = common::processes::start(&out, &format!("device-{rank}"), &arguments);
+        let code = exit_code(&mut launcher.0);
+        let text = stderr_of(&mut launcher.0);
+        assert_eq!(code, Some(0), "{text}");
+        let lost = format!("[worker {rank}] ");
+        assert!(text.lines().any(|l| l.contains(&lost) && l.contains("cpu was lost")), "{text}");
+        let run = run_json(&out);
+        assert_eq!(params_sha256(&run), long_sha256(), "{text}");
+        assert_eq!(run["workers"], 3, "{text}");
+        assert_eq!(kinds_of_changes(&run), ["left", "came"], "{run}");
     }
+}
+
+#[test]
+fn a_lone_worker_that_loses_its_device_redoes_the_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixed = ["--dataset", "synthetic", "--kernels", "reference", "--steps", STEPS];
+    let run = train(&folder.path().join("run"), &[&fixed, RUN, &["--lose-device", "0:9"]].concat());
+    assert_eq!(params_sha256(&run), quiet_sha256());
+    assert_eq!(run["redone_steps"].as_u64().unwrap() % 2, 1, "{run}");
+}
+
+#[test]
+fn all_may_be_killed_at_once_and_a_damaged_checkpoint_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut launcher =
+        start(&out, "all", 3, &["--checkpoint-every", "20", "--failure-timeout", "60"]);
+    let checkpoints = || -> Vec<u64> {
+        let names = std::fs::read_dir(&out).unwrap().filter_map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let step = name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors")?;
+            step.parse().ok()
+        });
+        names.collect()
+    };
+    wait_for("two checkpoints", || checkpoints().len() >= 2);
+    let all: Vec<u32> = [launcher.0.id()].into_iter().chain(workers("all")).collect();
+    assert_eq!(all.len(), 4);
+    all.into_iter().for_each(|process| signal(process, "KILL"));
+    launcher.0.wait().unwrap();
+    wait_for("the workers' end", || workers("all").is_empty());
+    let newest = checkpoints().into_iter().max().unwrap();
+    let damaged = format!("checkpoint-{newest}.safetensors");
+    let bytes = std::fs::read(out.join(&damaged)).unwrap();
+    std::fs::write(out.join(&damaged), &bytes[..bytes.len() / 2]).unwrap();
+    let resumed = train_output(&out, &["--resume", "auto", "--workers", "2"]);
+    let text = String::from_utf8_lossy(&resumed.stderr);
+    assert!(resumed.status.success(), "{text}");
+    assert!(text.contains(&damaged) && text.contains("passed over"), "{text}");
+    assert_eq!(params_sha256(&run_json(&out)), quiet_sha256(), "{text}");
 }

@@ -53,8 +53,9 @@ fn every_kernel_set_and_both_models() {
                 .iter()
                 .map(|workers| {
                     let mut arguments = DATA.to_vec();
-                    arguments.extend(["--batch", "100", "--steps", "3", "--workers", workers]);
+                    arguments.extend(["--batch", "100", "--steps", "4", "--workers", workers]);
                     arguments.extend(["--kernels", kernels, "--model", model]);
+                    arguments.extend(["--rebalance", "1", "--straggler", "0:10x"]);
                     train(&folder.path().join(format!("{kernels}-{model}-{workers}")), &arguments)
                 })
                 .collect();
@@ -64,6 +65,30 @@ fn every_kernel_set_and_both_models() {
             assert_eq!(one["test_loss"], three["test_loss"], "{kernels} {model}");
         }
     }
+}
+
+/// A share changes hands where one worker computes slower than the others, and no bit with it.
+#[test]
+fn shares_that_follow_the_workers_speeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, more: &[&str]| {
+        let fixed = ["--batch", "128", "--steps", "40", "--kernels", "reference"];
+        train(&folder.path().join(name), &[DATA, &fixed, more].concat())
+    };
+    let alone = run("alone", &["--workers", "1"]);
+    // Slower by far more than other programs on the machine make a worker.
+    let slow = ["--workers", "3", "--straggler", "1:30x"];
+    let equal = run("equal", &[&slow[..], &["--rebalance", "off"]].concat());
+    let shared = run("shared", &[&slow[..], &["--rebalance", "4"]].concat());
+    assert_eq!(params_sha256(&alone), params_sha256(&equal));
+    assert_eq!(params_sha256(&alone), params_sha256(&shared));
+    assert_eq!(equal["plan"]["tiles"], serde_json::json!([3, 3, 2]));
+    assert_eq!(equal["plan"]["changes"], 0);
+    let tiles: Vec<u64> =
+        shared["plan"]["tiles"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+    assert_eq!(tiles.iter().sum::<u64>(), 8);
+    assert!(tiles[1] < tiles[0] && tiles[1] < tiles[2], "{}", shared["plan"]);
+    assert!(shared["plan"]["changes"].as_u64().unwrap() > 0);
 }
 
 #[test]

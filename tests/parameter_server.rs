@@ -6,13 +6,15 @@ use std::path::Path;
 
 use annulet::config::{Kernels, Length, OptimizerConfig, RunConfig, Wire};
 use annulet::data::DataPlan;
+use annulet::launch::engines::StragglerPlan;
 use annulet::launch::threads::train_in_threads;
-use annulet::launch::worker::{FolderPlan, NetworkPlan, StragglerPlan, WorkerPlan};
+use annulet::launch::worker::{FolderPlan, NetworkPlan, WorkerPlan};
 use annulet::protocol::parameter_server::Mode;
 use annulet::train::checkpoint::{Provenance, encode_checkpoint};
 use annulet::train::event::Silent;
 use annulet::train::metrics::{MetricsLine, RunSummary};
 use annulet::train::server::{ServerPlan, StalenessLr};
+use annulet::train::straggler::Slowness;
 use annulet::train::trainer::TrainingState;
 
 /// 100 samples in batches of 48: the last step of an epoch is short, and its shares are unequal.
@@ -37,6 +39,7 @@ fn plan(servers: Option<ServerPlan>) -> WorkerPlan {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     }
 }
 
@@ -121,6 +124,7 @@ fn a_servers_checkpoint_goes_on_in_a_ring_and_the_other_way_round() {
         let mut first = first;
         first.folder = Some(FolderPlan {
             keep: None,
+            is_own: false,
             path: out.clone(),
             config: toml::Table::new(),
             checkpoint_every: Some(3),
@@ -147,6 +151,7 @@ fn asynchronous_modes_apply_every_gradient_once() {
         let mut plan = served(mode, servers);
         plan.folder = Some(FolderPlan {
             keep: None,
+            is_own: false,
             path: folder.path().join("run"),
             config: toml::Table::new(),
             checkpoint_every: Some(2),
@@ -174,7 +179,7 @@ fn asynchronous_modes_apply_every_gradient_once() {
 fn backup_workers_do_not_wait_for_the_slowest() {
     let mut plan = served(Mode::Backup { spare: 1 }, 2);
     // Long beside the computing of 16 samples: it never comes in time.
-    plan.network.straggler = Some(StragglerPlan { rank: 1, ms: 400 });
+    plan.network.straggler = Some(StragglerPlan { rank: 1, slowness: Slowness::Ms(400) });
     let run = train(&plan, 3);
     assert_eq!(run.steps, STEPS);
     let report = run.server.unwrap();
@@ -186,7 +191,7 @@ fn backup_workers_do_not_wait_for_the_slowest() {
 /// Who a straggler makes wait is written down, in a ring too.
 #[test]
 fn waits_are_written_down() {
-    let straggler = Some(StragglerPlan { rank: 1, ms: 60 });
+    let straggler = Some(StragglerPlan { rank: 1, slowness: Slowness::Ms(60) });
     let waits = |mut plan: WorkerPlan| {
         plan.network.straggler = straggler;
         train(&plan, 2).waited_ms

@@ -2,6 +2,7 @@
 //! steps, replicas that differ, stopping together, divergence.
 
 use std::net::UdpSocket;
+use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,6 +10,7 @@ use std::time::Instant;
 
 use annulet::config::{Length, RunConfig};
 use annulet::data::{DataPlan, Dataset};
+use annulet::gpu::GpuError;
 use annulet::launch::threads::train_in_threads;
 use annulet::launch::worker::{NetworkPlan, WorkerPlan};
 use annulet::model::layout::BUCKETS;
@@ -17,6 +19,7 @@ use annulet::numerics::fixed_point::FixedPoint;
 use annulet::reference::engine::ReferenceEngine;
 use annulet::train::all_reduce::{AllReduce, AllReduceParts};
 use annulet::train::collective::{Collective, Group, Solo};
+use annulet::train::device_loss::DeviceLoss;
 use annulet::train::engine::{EngineDescription, EngineError, GradientEngine};
 use annulet::train::event::Silent;
 use annulet::train::metrics::RunSummary;
@@ -34,6 +37,24 @@ fn dataset() -> Arc<Dataset> {
     Arc::new(plan().load(0).unwrap().dataset)
 }
 
+fn all_reduce(
+    config: &RunConfig,
+    dataset: &Arc<Dataset>,
+    engine: Box<dyn GradientEngine>,
+    collective: Box<dyn Collective>,
+    stop: bool,
+) -> AllReduce {
+    AllReduce::new(AllReduceParts {
+        config: config.clone(),
+        dataset: dataset.clone(),
+        engine,
+        collective,
+        stop: Arc::new(AtomicBool::new(stop)),
+        overlap: true,
+        rebalance: NonZero::new(1),
+    })
+}
+
 fn trainer(
     config: RunConfig,
     dataset: &Arc<Dataset>,
@@ -41,14 +62,7 @@ fn trainer(
     collective: Box<dyn Collective>,
     stop: bool,
 ) -> Trainer {
-    let update = AllReduce::new(AllReduceParts {
-        config: config.clone(),
-        dataset: dataset.clone(),
-        engine,
-        collective,
-        stop: Arc::new(AtomicBool::new(stop)),
-        overlap: true,
-    });
+    let update = all_reduce(&config, dataset, engine, collective, stop);
     Trainer {
         state: TrainingState::initial(&config),
         config,
@@ -60,7 +74,7 @@ fn trainer(
         checkpoints_kept: None,
         started_at: Instant::now(),
         members: Vec::new(),
-        heir_of: None,
+        heir: None,
         joins: false,
     }
 }
@@ -141,6 +155,32 @@ fn replicas_that_differ_are_found_before_the_first_step() {
 }
 
 #[test]
+fn a_lost_device_is_replaced_once() {
+    let (config, dataset) = (config(4), dataset());
+    let engine = |steps: u64| -> Box<dyn GradientEngine> {
+        Box::new(DeviceLoss::new(reference(&config, &dataset), steps))
+    };
+    // The first engine makes one step; the second one as many as are given here.
+    let run = |steps: Option<u64>| {
+        let mut trainer =
+            trainer(config.clone(), &dataset, engine(1), Box::new(Solo::default()), false);
+        let second = steps.map(engine);
+        let update = all_reduce(&config, &dataset, engine(1), Box::new(Solo::default()), false);
+        trainer.update = Box::new(
+            update.reopening(Box::new(move || second.ok_or(GpuError::NoData).map_err(Into::into))),
+        );
+        trainer.run(&mut Silent)
+    };
+    let alone = Box::new(Solo::default());
+    let quiet = trainer(config.clone(), &dataset, reference(&config, &dataset), alone, false);
+    let quiet = quiet.run(&mut Silent).unwrap().params_sha256;
+    assert_eq!(run(Some(100)).unwrap().params_sha256, quiet);
+    assert!(matches!(run(Some(1)), Err(TrainError::Engine(error)) if error.is_device_lost()));
+    let text = run(None).unwrap_err().to_string();
+    assert!(text.contains("was lost") && text.contains("no other device"), "{text}");
+}
+
+#[test]
 fn a_wish_to_stop_on_one_worker_ends_all_after_the_same_step() {
     for result in run_ring(&config(50), 3, Some(2), |_, _| {}) {
         let summary = result.unwrap();
@@ -159,6 +199,7 @@ fn threads_train_like_a_lone_worker() {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     };
     let digest = |workers| train_in_threads(&plan, workers, &mut Silent).unwrap().params_sha256;
     assert_eq!(digest(1), digest(4));

@@ -1,7 +1,11 @@
 //! The flags that give a worker its place in a group over several machines.
 
+use std::hash::{BuildHasher, Hasher};
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use clap::Args;
@@ -9,12 +13,15 @@ use sha2::{Digest, Sha256};
 use socket2::{Domain, Socket, Type};
 
 use crate::launch::LaunchError;
+use crate::launch::elastic::{ElasticPlace, Way};
 use crate::launch::star::StarPlace;
 use crate::launch::worker::GroupPlace;
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
+use crate::protocol::membership::{Acceptors, Member, MemberId, Settings, View};
 
 use super::CommandError;
+use super::train::WORKERS_MAX;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Group")]
@@ -25,6 +32,28 @@ pub struct GroupFlags {
     /// Every worker's HOST:PORT, in the order of the ranks, the same list for all
     #[arg(long, env = "ANNULET_PEERS", value_delimiter = ',', value_name = "HOST:PORT,...")]
     pub peers: Vec<PeerAddress>,
+    /// Instead of --peers: come into a run under way, by the HOST:PORT of any of its workers
+    #[arg(
+        long,
+        env = "ANNULET_JOIN",
+        value_delimiter = ',',
+        value_name = "HOST:PORT,...",
+        conflicts_with_all = ["peers", "rank"],
+        requires = "cluster_key"
+    )]
+    pub join: Vec<PeerAddress>,
+    /// With --join: the HOST:PORT at which the others reach this worker [default: the address at
+    /// which the worker that it comes to sees it]
+    #[arg(long, env = "ANNULET_ADVERTISE", value_name = "HOST:PORT", requires = "join")]
+    pub advertise: Option<PeerAddress>,
+    /// Stop, with a checkpoint, when fewer workers than this are left
+    #[arg(long, env = "ANNULET_MIN_WORKERS", value_name = "WORKERS", default_value_t = 1,
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    pub min_workers: u64,
+    /// Let nobody come when there are so many workers
+    #[arg(long, env = "ANNULET_MAX_WORKERS", value_name = "WORKERS", default_value_t = WORKERS_MAX,
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    pub max_workers: u64,
     /// The file that `annulet key` made, the same for all
     #[arg(long, env = "ANNULET_CLUSTER_KEY", value_name = "FILE")]
     pub cluster_key: Option<PathBuf>,
@@ -32,7 +61,7 @@ pub struct GroupFlags {
     /// interfaces]
     #[arg(long, env = "ANNULET_LISTEN", value_name = "IP:PORT")]
     pub listen: Option<SocketAddr>,
-    /// Seconds to wait for the other workers to appear
+    /// Seconds to wait for the other workers to appear, or to be let in
     #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..))]
     pub join_timeout: u64,
@@ -64,6 +93,60 @@ impl GroupFlags {
             servers: servers.into_iter().map(|server| vec![server]).collect(),
             join_timeout: Duration::from_secs(self.join_timeout),
         })
+    }
+
+    /// The place that the flags give among workers that go on without those that are lost; `None` if
+    /// they give none. `stop` ends the run for all.
+    pub fn elastic_place(
+        self,
+        failure_timeout: Duration,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Option<ElasticPlace>, CommandError> {
+        let Some(key_file) = &self.cluster_key else { return Ok(None) };
+        let (least, most) = (self.min_workers as usize, self.max_workers as usize);
+        if least.max(self.peers.len()) > most {
+            return Err(CommandError::Usage(format!(
+                "--max-workers {most}: there are to be {} at least; give a larger number",
+                least.max(self.peers.len())
+            )));
+        }
+        let member = |(id, peer): (u64, &PeerAddress)| Member {
+            id: MemberId(id),
+            addresses: vec![peer.to_string()],
+        };
+        let (me, first, port) = match self.rank {
+            Some(rank) => {
+                let port = self.own_address(rank)?.port();
+                let view = View::first((0..).zip(&self.peers).map(member).collect(), 0);
+                (view.members[rank].clone(), Some(view), port)
+            }
+            None if self.join.is_empty() => return Ok(None),
+            None => {
+                let id = MemberId(u64::from(random_number()));
+                let addresses = self.advertise.iter().map(ToString::to_string).collect();
+                (Member { id, addresses }, None, self.advertise.as_ref().map_or(0, |a| a.port()))
+            }
+        };
+        let settings = Settings {
+            acceptors: Acceptors::Members,
+            failure_timeout,
+            join_timeout: Duration::from_secs(self.join_timeout),
+            members_min: least,
+            members_max: most,
+        };
+        Ok(Some(ElasticPlace {
+            key: ClusterKey::read(key_file)?,
+            socket: listen(self.listen, port)?,
+            run_id: run_id_of(&self.peers),
+            me,
+            first,
+            join_timeout: settings.join_timeout,
+            settings,
+            inbox: channel(),
+            way: Way::Network { contacts: self.join },
+            stop,
+            speaks: Arc::default(),
+        }))
     }
 
     /// The place that the flags give, its socket bound; `None` if they give none.
@@ -113,6 +196,13 @@ fn dual_stack(port: u16) -> std::io::Result<UdpSocket> {
     socket.set_only_v6(false)?;
     socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into())?;
     Ok(socket.into())
+}
+
+/// Tells a worker that comes from all others: no worker that a run begins with has such a number.
+fn random_number() -> u32 {
+    // The standard library's hashers are keyed by the system's randomness.
+    let random = std::hash::RandomState::new().build_hasher().finish() as u32;
+    random | 1 << 31
 }
 
 /// Those that were given the same list are in the same run.

@@ -24,6 +24,7 @@ mod server;
 mod simulate;
 mod topology_flags;
 mod train;
+mod watch_flags;
 mod worker;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::config::Kernels;
 use crate::data::Dataset;
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::worker::{EngineRequest, open_engine};
+use crate::launch::engines::{EngineRequest, open_engine};
 use crate::numerics::fixed_point::TILE_SAMPLES;
 use crate::train::checkpoint::TrainedModel;
 use crate::train::engine::GradientEngine;

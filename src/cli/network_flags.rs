@@ -25,7 +25,7 @@ pub struct NetworkFlags {
     #[arg(long, env = "ANNULET_FAILURE_TIMEOUT", value_name = "SECONDS", default_value_t = 3.0,
           value_parser = failure_timeout)]
     pub failure_timeout: f64,
-    /// Largest UDP payload: auto finds it, up to 6500 bytes on loopback and 1452 elsewhere
+    /// Largest UDP payload: auto finds it, up to 65000 bytes on loopback and 1452 elsewhere
     #[arg(long, env = "ANNULET_MTU", value_name = "auto|BYTES", default_value = "auto")]
     pub mtu: Mtu,
     /// Congestion control: cubic, or always so many bytes in flight, for links that lose packets

@@ -1,11 +1,13 @@
 //! The flags that say whether workers form a ring or stand around parameter servers.
 
+use std::num::NonZero;
 use std::str::FromStr;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
-use crate::launch::worker::StragglerPlan;
+use crate::launch::engines::{DeviceLossPlan, StragglerPlan};
+use crate::launch::worker::NetworkPlan;
 use crate::protocol::parameter_server::Mode;
 use crate::train::server::{ServerPlan, StalenessLr};
 
@@ -23,9 +25,53 @@ pub struct TopologyFlags {
     #[arg(long = "servers", env = "ANNULET_SERVER_COUNT", value_name = "K",
           value_parser = clap::value_parser!(u64).range(1..=SERVERS_MAX))]
     count: Option<u64>,
-    /// Make one worker slower: its computing takes MS longer in each step
-    #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS")]
-    straggler: Option<StragglerPlan>,
+    #[command(flatten)]
+    pub shares: ShareFlags,
+}
+
+/// Which part of each step a worker computes, and how fast; shared by `train` and `worker`.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Topology")]
+pub struct ShareFlags {
+    /// Let the workers' shares of a batch follow their speeds, and change them once in N steps at
+    /// most; off keeps them equal. The result is the same
+    #[arg(long, env = "ANNULET_REBALANCE", value_name = "N|off", default_value = "20")]
+    pub rebalance: Rebalance,
+    /// Make one worker slower: its computing takes MS milliseconds longer in each step, or with 4x
+    /// four times as long
+    #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS|RANK:4x")]
+    pub straggler: Option<StragglerPlan>,
+    /// Lose a worker's device in its step STEP, as if the driver had failed
+    #[arg(long, hide = true, value_name = "RANK:STEP")]
+    pub lose_device: Option<DeviceLossPlan>,
+}
+
+/// Steps between changes of the shares, at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rebalance(pub Option<NonZero<u32>>);
+
+impl FromStr for Rebalance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Rebalance(None));
+        }
+        let steps = text.parse().map_err(|_| "write a number of steps, such as 20, or off")?;
+        Ok(Rebalance(Some(steps)))
+    }
+}
+
+impl ShareFlags {
+    /// Takes these values in the place of the network's.
+    pub fn resolve(&self, network: NetworkPlan) -> NetworkPlan {
+        NetworkPlan {
+            straggler: self.straggler,
+            device_loss: self.lose_device,
+            rebalance: self.rebalance.0,
+            ..network
+        }
+    }
 }
 
 /// How parameter servers treat gradients, shared by `train` and `server`.
@@ -81,24 +127,34 @@ impl FromStr for StragglerPlan {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parse = || {
-            let (rank, ms) = text.split_once(':')?;
-            Some(StragglerPlan { rank: rank.parse().ok()?, ms: ms.parse().ok()? })
+            let (rank, slowness) = text.split_once(':')?;
+            Some(StragglerPlan { rank: rank.parse().ok()?, slowness: slowness.parse().ok()? })
         };
-        parse().ok_or_else(|| "write RANK:MS, such as 1:20".to_owned())
+        parse().ok_or_else(|| "write RANK:MS, such as 1:20, or RANK:TIMES, such as 1:4x".to_owned())
+    }
+}
+
+impl FromStr for DeviceLossPlan {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (rank, step) = text.split_once(':')?;
+            Some(DeviceLossPlan { rank: rank.parse().ok()?, step: step.parse().ok()? })
+        };
+        parse().ok_or_else(|| "write RANK:STEP, such as 1:20".to_owned())
     }
 }
 
 impl TopologyFlags {
-    /// The servers among `workers` workers, or none in a ring; and the straggler.
-    pub fn resolve(
-        &self,
-        workers: usize,
-    ) -> Result<(Option<ServerPlan>, Option<StragglerPlan>), CommandError> {
-        if let Some(straggler) = self.straggler.filter(|straggler| straggler.rank >= workers) {
+    /// The servers among `workers` workers, or none in a ring.
+    pub fn resolve(&self, workers: usize) -> Result<Option<ServerPlan>, CommandError> {
+        let straggler = self.shares.straggler;
+        if let Some(straggler) = straggler.filter(|straggler| straggler.rank >= workers) {
             return Err(CommandError::Usage(format!(
                 "--straggler {}:{}: there are {workers} workers, with ranks from 0 to {}",
                 straggler.rank,
-                straggler.ms,
+                straggler.slowness,
                 workers - 1
             )));
         }
@@ -108,11 +164,11 @@ impl TopologyFlags {
                 Some(flag) => Err(CommandError::Usage(format!(
                     "--{flag} belongs to --topology ps; add that, or leave it out"
                 ))),
-                None => Ok((None, self.straggler)),
+                None => Ok(None),
             };
         }
         let servers = self.count.unwrap_or(1) as usize;
-        Ok((Some(self.servers.resolve(workers, servers)?), self.straggler))
+        Ok(Some(self.servers.resolve(workers, servers)?))
     }
 }
 

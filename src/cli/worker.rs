@@ -5,19 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 
 use crate::launch::driver_environment::set_driver_environment;
-use crate::launch::elastic::ElasticPlace;
+use crate::launch::elastic::{ElasticPlace, Way};
 use crate::launch::member_thread::{Input, Messenger};
 use crate::launch::pipe::{FromWorker, ToWorker, WorkerOrder, instant_of};
 use crate::launch::star::{StarPlace, run_served_worker, run_server};
 use crate::launch::threads::bind_loopback;
-use crate::launch::worker::{
-    Membership, NetworkPlan, StragglerPlan, WorkerPlan, peer_addresses, run_worker,
-};
+use crate::launch::worker::{Membership, WorkerPlan, peer_addresses, run_worker};
 use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
 use crate::protocol::membership::{Acceptors, Member, MemberId, Message, Party, Settings};
@@ -28,9 +26,12 @@ use super::CommandError;
 use super::group_flags::GroupFlags;
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
+use super::output::note;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
-use super::train::{WORKERS_MAX, plan_worker, report};
+use super::topology_flags::ShareFlags;
+use super::train::{WORKERS_MAX, plan_timeline, plan_worker, report};
+use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
@@ -54,9 +55,8 @@ pub struct WorkerArguments {
     #[arg(long, env = "ANNULET_WORKERS", value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     workers: Option<u64>,
-    /// Make one worker slower: its computing takes MS longer in each step
-    #[arg(long, env = "ANNULET_STRAGGLER", value_name = "RANK:MS")]
-    straggler: Option<StragglerPlan>,
+    #[command(flatten)]
+    shares: ShareFlags,
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
@@ -75,6 +75,12 @@ pub struct WorkerArguments {
     no_overlap: bool,
     #[command(flatten)]
     output: OutputFlags,
+    /// Write what this worker did when to timeline-RANK.json in --out, for ui.perfetto.dev or
+    /// chrome://tracing: the first and the last few hundred steps
+    #[arg(long, env = "ANNULET_TIMELINE", help_heading = "Output")]
+    timeline: bool,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 /// # Safety
@@ -87,26 +93,22 @@ pub unsafe fn run(arguments: WorkerArguments) -> Result<(), CommandError> {
     unsafe { run_by_hand(arguments) }
 }
 
-/// How long a launched worker waits for its siblings: they start in the same moment, but their
-/// kernels are compiled on the same cores.
-const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// # Safety
 /// As [`run`].
 unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     let started_at = Instant::now();
-    let Some(rank) = arguments.group.rank else {
+    if arguments.group.rank.is_none() && arguments.group.join.is_empty() {
         return Err(CommandError::Usage(
-            "a worker needs --rank, --peers and --cluster-key; `annulet train` starts workers on \
-             this machine without them"
+            "a worker needs --rank, --peers and --cluster-key, or --join and --cluster-key; \
+             `annulet train` starts workers on this machine without them"
                 .into(),
         ));
     };
-    let network = NetworkPlan {
-        straggler: arguments.straggler,
-        ..arguments.network.resolve(!arguments.no_overlap)?
-    };
+    let network = arguments.shares.resolve(arguments.network.resolve(!arguments.no_overlap)?);
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    // One that comes later has no rank yet; its own process tells its part from others'.
+    let part = arguments.group.rank.map_or(u64::from(std::process::id()), |rank| rank as u64);
+    plan.timeline = plan_timeline(&plan, arguments.timeline, part);
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
@@ -114,25 +116,37 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
 
     if !arguments.server.is_empty() {
         plan.folder = None;
+        arguments.metrics.refuse()?;
         let workers = arguments.workers.map_or(0, |workers| workers as usize);
         let place = arguments.group.place_around(arguments.server, workers)?;
         let mut display = Display::new(arguments.json);
         return Ok(run_served_worker(plan, place, &mut display)?);
     }
-    // One worker writes for all; the state is the same on each.
-    if rank != 0 {
-        plan.folder = None;
-    }
-    let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
-    let interrupt = Interrupt::install(true);
-    let mut display = Display::new(arguments.json);
-    let alone = arguments.group.peers.len() == 1;
-    let membership = match arguments.group.place()? {
-        Some(place) if !alone => Membership::group(place),
-        _ => Membership::solo(),
+    let folder = plan.folder.as_mut().map(|folder| {
+        folder.is_own = true;
+        folder.path.clone()
+    });
+    let failure_timeout = plan.network.transport.failure_timeout;
+    let stop = Arc::new(AtomicBool::new(false));
+    let Some(place) = arguments.group.elastic_place(failure_timeout, stop.clone())? else {
+        return Err(CommandError::Usage("a worker needs --cluster-key".into()));
     };
-    let summary = run_worker(plan, membership, started_at, interrupt.stop.clone(), &mut display)?;
-    report(&summary, arguments.json, folder)
+    let leave = place.inbox.0.clone();
+    Interrupt::install_in_group(stop.clone(), move || {
+        // A membership that is over has been left already.
+        let _ = leave.send(Input::Leave);
+    });
+    let mut display = Display::new(arguments.json);
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
+    match run_worker(plan, Membership::elastic(place), started_at, stop, &mut observer) {
+        Err(error) if error.is_leave() => {
+            note("left as it was asked to; the others go on");
+            Ok(())
+        }
+        // Whoever did not write for all has no folder.
+        result => report(&result?, arguments.json, folder.filter(|folder| folder.exists())),
+    }
 }
 
 fn run_launched() -> Result<(), CommandError> {
@@ -167,7 +181,7 @@ fn follow_orders() -> Result<(), CommandError> {
             workers,
             servers: peer_addresses(&addresses[workers.min(addresses.len())..]),
             run_id,
-            join_timeout: LAUNCHED_JOIN_TIMEOUT,
+            join_timeout: order.join_timeout,
         };
         return work_around_servers(plan, servers, place, order.launched_at_us, stop);
     }
@@ -183,9 +197,9 @@ fn follow_orders() -> Result<(), CommandError> {
     let settings = Settings {
         acceptors: Acceptors::Launcher,
         failure_timeout: plan.network.transport.failure_timeout,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        join_timeout: order.join_timeout,
         members_min: order.workers_min,
-        members_max: order.workers,
+        members_max: order.workers_max,
     };
     let leave = to_membership.clone();
     Interrupt::install_in_group(stop.clone(), move || {
@@ -199,9 +213,9 @@ fn follow_orders() -> Result<(), CommandError> {
         me: Member { id, addresses: vec![address.to_string()] },
         first,
         settings,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        join_timeout: order.join_timeout,
         inbox: (to_membership, inbox),
-        messenger: Box::new(ByLauncher),
+        way: Way::Launcher(Box::new(ByLauncher)),
         stop: stop.clone(),
         speaks: speaks.clone(),
     });

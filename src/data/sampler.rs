@@ -77,6 +77,17 @@ pub fn share(batch_len: usize, world_size: usize, rank: usize) -> Range<usize> {
     position(rank)..position(rank + 1)
 }
 
+/// The tiles of a batch; the last may be short.
+pub fn tiles(batch_len: usize) -> u32 {
+    u32::try_from(batch_len.div_ceil(TILE_SAMPLES)).expect("a batch is far below 2^32 tiles")
+}
+
+/// The samples of a run of tiles, as positions in the batch.
+pub fn samples(tiles: Range<u32>, batch_len: usize) -> Range<usize> {
+    let position = |tile: u32| (tile as usize * TILE_SAMPLES).min(batch_len);
+    position(tiles.start)..position(tiles.end)
+}
+
 /// Writes the permutation of (seed, epoch): Durstenfeld's form of the Fisher-Yates shuffle (1964),
 /// each of the n! orders equally likely as far as the generator goes. It is spelled out here,
 /// since a library's shuffle may change with its version and the trained bits with it.
@@ -224,6 +235,14 @@ mod tests {
         assert_eq!(shares(128, 3), [0..48, 48..96, 96..128]);
         assert_eq!(shares(100, 2), [0..64, 64..100]);
         assert_eq!(shares(0, 2), [0..0, 0..0]);
+    }
+
+    #[test]
+    fn runs_of_tiles_are_runs_of_samples() {
+        assert_eq!([0, 1, 16, 17, 100].map(tiles), [0, 1, 1, 2, 7]);
+        assert_eq!(samples(0..3, 100), 0..48);
+        assert_eq!(samples(3..7, 100), 48..100);
+        assert_eq!(samples(7..7, 100), 100..100);
     }
 
     #[test]

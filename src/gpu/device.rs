@@ -371,8 +371,12 @@ impl Gpu {
         self.waited.get()
     }
 
-    /// The error for a command that the device would not take.
+    /// The error for a command that the device would not take: what went wrong before, if anything
+    /// did, since a lost device takes none.
     pub fn refused(&self, reason: impl fmt::Display) -> GpuError {
+        if let Err(fault) = self.check() {
+            return fault;
+        }
         GpuError::Refused { adapter: self.report.label(), reason: reason.to_string() }
     }
 }
@@ -477,11 +481,9 @@ fn keep_first_fault(
         );
     }));
     let (cell, adapter) = (fault.clone(), report.label());
-    device.set_device_lost_callback(move |reason, message| {
-        // Dropping the device is no failure.
-        if reason != wgpu::DeviceLostReason::Destroyed {
-            keep(&cell, GpuError::Lost { adapter: adapter.clone(), reason: message });
-        }
+    device.set_device_lost_callback(move |_, message| {
+        // Where the device was only dropped, nobody is left to ask.
+        keep(&cell, GpuError::Lost { adapter: adapter.clone(), reason: message });
     });
 }
 

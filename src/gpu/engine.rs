@@ -72,6 +72,9 @@ pub(super) trait KernelSet: Send {
 
     /// Times each kernel over the samples of the last step.
     fn time_kernels(&mut self) -> Result<KernelTimes, GpuError>;
+
+    /// Destroys the device, or one of them.
+    fn destroy_device(&self);
 }
 
 /// Computes gradients on a GPU; see [`GradientEngine`](crate::train::engine::GradientEngine) for
@@ -194,6 +197,11 @@ impl Engine {
     pub fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
         assert!(self.step == Step::Submitted, "a step comes first");
         self.set.time_kernels()
+    }
+
+    /// Destroys a device: whatever follows fails as with one that the driver has lost. For tests.
+    pub fn destroy_device(&self) {
+        self.set.destroy_device();
     }
 
     /// The adapter that computes.

@@ -463,6 +463,10 @@ impl KernelSet for PortableSet {
         }
         Ok(stopwatch.finish())
     }
+
+    fn destroy_device(&self) {
+        self.gpu.device.destroy();
+    }
 }
 
 /// From (T, 12, 16) to (N, 10).

@@ -7,8 +7,12 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::net::{ClusterKey, GroupOptions, Interrupt, NetError, PeerAddress};
-use crate::protocol::membership::{Member, MemberId, Membership, Party, Settings, View};
+use crate::net::{
+    ClusterKey, Contact, Interrupt, NetError, PeerAddress, Seat, Station, StationEvent,
+    StationOptions,
+};
+use crate::protocol::greeting::MemberHello;
+use crate::protocol::membership::{Member, MemberId, Membership, Message, Party, Settings, View};
 use crate::protocol::time::Time;
 use crate::train::TrainError;
 use crate::train::collective::{CollectiveError, Group};
@@ -16,13 +20,14 @@ use crate::train::views::{Joined, Views};
 
 use super::LaunchError;
 use super::member_thread::{Input, MemberThread, Messenger, Shared};
-use super::worker::NetworkPlan;
+use super::worker::{NetworkPlan, Terms};
 
-/// What a launched worker knows of its group.
+/// What a worker knows of its group.
 pub struct ElasticPlace {
-    /// Bound to the address that the others were told; used by one group after the other.
+    /// Bound to the address that the others were told.
     pub socket: UdpSocket,
     pub key: ClusterKey,
+    /// A worker that comes over the network hears it from the member that it comes to.
     pub run_id: String,
     pub me: Member,
     /// The view that the run begins with; none for a worker that comes into a run under way.
@@ -31,11 +36,22 @@ pub struct ElasticPlace {
     /// How long the others may take to be there at first.
     pub join_timeout: Duration,
     pub inbox: (Sender<Input>, Receiver<Input>),
-    pub messenger: Box<dyn Messenger>,
+    pub way: Way,
     /// Ends the run for all after the current step.
     pub stop: Arc<AtomicBool>,
     /// Whether this worker has rank 0 and speaks for all.
     pub speaks: Arc<AtomicBool>,
+}
+
+/// How members speak to each other about views.
+pub enum Way {
+    /// By the launcher, which elects views alone.
+    Launcher(Box<dyn Messenger>),
+    /// Over the network, and they elect views themselves.
+    Network {
+        /// For a worker that comes into a run under way: where members may be found.
+        contacts: Vec<PeerAddress>,
+    },
 }
 
 /// After a change, how many failure timeouts the others may take to be there: they have loaded
@@ -43,18 +59,19 @@ pub struct ElasticPlace {
 const REJOIN_TIMEOUTS: u32 = 4;
 
 /// The trainer's side.
-pub struct LaunchedViews {
+pub struct ElasticViews {
     shared: Arc<Shared>,
     to_thread: Sender<Input>,
     place: Place,
     /// The view whose group the trainer was given last.
     view: Option<View>,
+    /// This worker has left to come again.
+    away: bool,
 }
 
 /// What every group of this worker is made from.
 struct Place {
-    socket: UdpSocket,
-    key: ClusterKey,
+    station: Arc<Station>,
     run_id: String,
     id: MemberId,
     config_digest: [u8; 32],
@@ -63,49 +80,141 @@ struct Place {
     speaks: Arc<AtomicBool>,
 }
 
-impl LaunchedViews {
-    /// Starts the membership's thread, and joins the first view's group if there is one.
+/// A worker that has taken its place.
+pub(super) struct Started {
+    /// The first view's group, if there is one.
+    pub(super) group: Option<Group>,
+    pub(super) views: ElasticViews,
+    /// To be parted from at the end.
+    pub(super) station: Arc<Station>,
+}
+
+impl ElasticViews {
+    /// Starts the station and the membership's thread, and joins the first view's group if there is
+    /// one.
     ///
     /// # Errors
-    /// If the group cannot be formed.
-    pub fn start(
+    /// If the group cannot be formed, or no member of the run under way can be found.
+    pub(super) fn start(
         place: ElasticPlace,
-        config_digest: [u8; 32],
+        terms: Terms,
         network: NetworkPlan,
         step: u64,
-    ) -> Result<(Option<Group>, LaunchedViews), LaunchError> {
-        let ElasticPlace { socket, key, run_id, me, first, settings, join_timeout, .. } = place;
-        // The launcher does not know what the checkpoint holds that the run goes on from.
-        let first = first.map(|first| View { start_step: step, ..first });
-        let id = me.id;
-        let interrupt = Interrupt::default();
-        let shared = Arc::new(Shared::new(first.as_ref(), interrupt.clone()));
-        let failure_timeout = settings.failure_timeout;
-        let membership = match &first {
-            Some(first) => Membership::member(settings.clone(), id, first.clone()),
-            None => {
-                let contacts = vec![Party::Launcher];
-                Membership::joiner(Time::ZERO, settings.clone(), me.clone(), contacts)
+    ) -> Result<Started, LaunchError> {
+        let ElasticPlace { socket, key, mut run_id, mut me, first, settings, join_timeout, .. } =
+            place;
+        let (stop, speaks) = (place.stop, place.speaks);
+        let (to_thread, inbox) = place.inbox;
+        let over_network = matches!(place.way, Way::Network { .. });
+        let comes = over_network && first.is_none();
+        let told = to_thread.clone();
+        let options = StationOptions {
+            socket,
+            key,
+            transport: network.transport.clone(),
+            hello: MemberHello {
+                id: me.id,
+                run_id: (!comes).then(|| run_id.clone()),
+                terms: terms.by_name,
+            },
+        };
+        let station = Arc::new(Station::open(options, move |event| {
+            // A membership that is over needs nothing more.
+            let _ = told.send(match event {
+                StationEvent::Message { from, message } => {
+                    Input::Message { from: Party::Member(from), message }
+                }
+                StationEvent::Lost { id, why } => Input::Lost { id, why },
+            });
+        })?);
+        let (messenger, contact): (Box<dyn Messenger>, _) = match place.way {
+            Way::Launcher(messenger) => (messenger, Party::Launcher),
+            Way::Network { contacts } => {
+                let mut contact = Party::Launcher;
+                if comes {
+                    let found = station.contact(&contacts, join_timeout)?;
+                    let Contact { member, run_id: its, seen_at } = found;
+                    (contact, run_id) = (Party::Member(member), its);
+                    if me.addresses.is_empty() {
+                        me.addresses = vec![seen_at];
+                    }
+                }
+                let (station, within) = (station.clone(), join_timeout);
+                (Box::new(ByStation { station, within }), contact)
             }
         };
-        let (to_thread, inbox) = place.inbox;
-        let speaks = place.speaks;
+        // Nobody else knows what the checkpoint holds that the run goes on from.
+        let first = first.map(|first| View { start_step: step, ..first });
+        let interrupt = Interrupt::default();
+        let shared = Arc::new(Shared::new(first.as_ref(), interrupt.clone()));
+        let membership = match &first {
+            Some(first) => Membership::member(settings.clone(), me.id, first.clone()),
+            None => Membership::joiner(Time::ZERO, settings.clone(), me.clone(), vec![contact]),
+        };
+        let place = Place {
+            station: station.clone(),
+            run_id,
+            id: me.id,
+            config_digest: terms.digest,
+            network,
+            failure_timeout: settings.failure_timeout,
+            speaks: speaks.clone(),
+        };
         let thread = MemberThread {
             membership,
             me,
             settings,
             shared: shared.clone(),
-            messenger: place.messenger,
-            stop: place.stop,
-            speaks: speaks.clone(),
+            messenger,
+            stop,
+            speaks,
+            lost_quorum: None,
             origin: Instant::now(),
+            away: None,
         };
-        std::thread::spawn(move || thread.run(&inbox));
-        let place =
-            Place { socket, key, run_id, id, config_digest, network, failure_timeout, speaks };
-        let group =
-            first.as_ref().map(|first| place.join(first, join_timeout, interrupt)).transpose()?;
-        Ok((group, LaunchedViews { shared, to_thread, place, view: first }))
+        let run = move || thread.run(&inbox);
+        let join = || {
+            let join = |first| place.join(first, join_timeout, interrupt);
+            first.as_ref().map(join).transpose()
+        };
+        let group = if over_network {
+            // What is heard before the group is there waits: until then there is no way to go on
+            // without anybody.
+            let group = join()?;
+            std::thread::spawn(run);
+            group
+        } else {
+            // A sibling's death ends the wait for it.
+            std::thread::spawn(run);
+            join()?
+        };
+        let views = ElasticViews { shared, to_thread, place, view: first, away: false };
+        Ok(Started { group, views, station })
+    }
+}
+
+/// Messages go by way of the station.
+struct ByStation {
+    station: Arc<Station>,
+    /// How long the members of the next view may take to be there: at first they have to start.
+    within: Duration,
+}
+
+impl Messenger for ByStation {
+    fn send(&mut self, _from: MemberId, to: Party, message: Message) {
+        if let Party::Member(id) = to {
+            self.station.send(id, message);
+        }
+    }
+
+    fn begin(&mut self, view: &View, me: MemberId, failure_timeout: Duration) {
+        let first = view.generation == 0;
+        let within = if first { self.within } else { failure_timeout };
+        self.station.watch(&view.members, me, within);
+    }
+
+    fn rename(&mut self, me: &Member) {
+        self.station.rename(me.id);
     }
 }
 
@@ -128,22 +237,20 @@ impl Place {
             .map(|member| member.addresses.iter().map(|address| address.parse()).collect())
             .collect();
         let peers = peers.map_err(|error| NetError::Settings(error.to_string()))?;
-        let options = GroupOptions {
-            socket: self.socket.try_clone().map_err(NetError::Socket)?,
-            key: self.key.clone(),
+        let seat = Seat {
+            generation: view.generation,
             rank,
             peers,
             run_id: self.run_id.clone(),
             config_digest: self.config_digest,
             join_timeout,
             strategy: self.network.strategy,
-            transport: self.network.transport.clone(),
         };
-        Group::join_view(options, view.generation, interrupt)
+        Group::join_at(&self.station, seat, interrupt)
     }
 }
 
-impl Views for LaunchedViews {
+impl Views for ElasticViews {
     fn completing(&mut self, generation: u32, step: u64) -> Result<(), CollectiveError> {
         let mut gate = self.shared.gate();
         if gate.open != Some(generation) {
@@ -153,7 +260,17 @@ impl Views for LaunchedViews {
         Ok(())
     }
 
+    fn leave(&mut self) {
+        self.away = true;
+        self.view = None;
+        // A thread that is gone has left an ending.
+        let _ = self.to_thread.send(Input::Suspend);
+    }
+
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError> {
+        if std::mem::take(&mut self.away) {
+            let _ = self.to_thread.send(Input::Return);
+        }
         // A worker that comes has no view yet that could fail.
         let mut failure = self.view.as_ref().map(|view| broken(view, self.place.id, error));
         loop {
@@ -180,7 +297,7 @@ impl Views for LaunchedViews {
     }
 }
 
-impl LaunchedViews {
+impl ElasticViews {
     /// Waits for the next view, in which steps may be completed from now on.
     fn wait(&self) -> Result<(View, Interrupt, MemberId), TrainError> {
         let mut gate = self.shared.gate();
@@ -202,6 +319,8 @@ impl LaunchedViews {
 /// What the membership is told about a group's failure.
 fn broken(view: &View, me: MemberId, error: &CollectiveError) -> Input {
     let culprit = match error {
+        // Whoever saw the loss says so itself.
+        CollectiveError::Net(NetError::Aborted(_)) => None,
         CollectiveError::Net(error) => error.culprit(),
         CollectiveError::NothingStarted => None,
     };

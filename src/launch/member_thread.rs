@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::net::Interrupt;
 use crate::protocol::membership::{
@@ -40,6 +40,10 @@ pub enum Input {
     },
     /// This worker is asked to leave, and the others are to go on.
     Leave,
+    /// This worker cannot compute: it leaves for a while, and the others are to go on.
+    Suspend,
+    /// It can compute again, and asks to be let in anew.
+    Return,
 }
 
 /// How messages reach the other workers.
@@ -47,8 +51,8 @@ pub trait Messenger: Send {
     /// Sends a message, or drops it if the party cannot be reached.
     fn send(&mut self, from: MemberId, to: Party, message: Message);
 
-    /// A view begins, with this worker in it.
-    fn begin(&mut self, _view: &View) {}
+    /// A view begins, with this worker in it: the others are to be heard from now on.
+    fn begin(&mut self, _view: &View, _me: MemberId, _failure_timeout: Duration) {}
 
     /// This worker comes anew, as this member.
     fn rename(&mut self, _me: &Member) {}
@@ -103,11 +107,26 @@ pub(super) struct MemberThread {
     pub(super) stop: Arc<AtomicBool>,
     /// Whether this worker has rank 0 and speaks for all.
     pub(super) speaks: Arc<AtomicBool>,
+    /// While it asks, without a quorum, whether the others have gone on.
+    pub(super) lost_quorum: Option<Ending>,
     pub(super) origin: Instant,
+    pub(super) away: Option<Away>,
+}
+
+/// A worker that leaves to come again.
+#[derive(Default)]
+pub(super) struct Away {
+    /// Whom it will ask, once it has left.
+    contacts: Option<Vec<Party>>,
+    /// It can compute again.
+    is_ready: bool,
 }
 
 impl MemberThread {
     pub(super) fn run(mut self, inbox: &Receiver<Input>) {
+        if let Some(first) = self.membership.view() {
+            self.messenger.begin(first, self.me.id, self.settings.failure_timeout);
+        }
         loop {
             if self.act() {
                 return;
@@ -140,13 +159,15 @@ impl MemberThread {
                     self.membership.handle_halted(self.now(), completed);
                 }
                 Action::Install { view } => {
-                    self.messenger.begin(&view);
+                    self.lost_quorum = None;
+                    self.messenger.begin(&view, self.me.id, self.settings.failure_timeout);
                     self.shared.gate().next = Some((*view, self.me.id));
                     self.shared.changed.notify_all();
                 }
                 Action::End(ending) => {
                     self.halt(&ending.to_string());
                     if !self.come_again(&ending) {
+                        let ending = self.lost_quorum.take().unwrap_or(ending);
                         self.shared.gate().ending = Some(ending);
                         self.shared.changed.notify_all();
                         return true;
@@ -157,16 +178,42 @@ impl MemberThread {
         false
     }
 
-    /// Asks to be let in anew, where the others have gone on without this worker.
+    /// Asks to be let in anew, where the others have gone on without this worker. Without a quorum
+    /// they may have: it may have stood still, or a cable may be mended. Then it asks once, for as
+    /// long as anybody may be silent.
     fn come_again(&mut self, ending: &Ending) -> bool {
-        let Ending::LeftBehind { view } = ending else { return false };
-        tracing::warn!("{ending}; it asks to join them again");
-        let contacts = match self.settings.acceptors {
-            Acceptors::Launcher => vec![Party::Launcher],
-            Acceptors::Members => view.ids().map(Party::Member).collect(),
+        let by_launcher = self.settings.acceptors == Acceptors::Launcher;
+        let (ids, settings): (Vec<MemberId>, _) = match (ending, self.membership.view()) {
+            (Ending::LeftBehind { view }, _) => (view.ids().collect(), self.settings.clone()),
+            (Ending::Left, Some(view)) if self.away.is_some() => {
+                (view.ids().collect(), self.settings.clone())
+            }
+            (Ending::NoQuorum { .. }, Some(view)) if !by_launcher && self.away.is_none() => {
+                self.lost_quorum = Some(ending.clone());
+                let join_timeout = self.settings.failure_timeout;
+                (view.ids().collect(), Settings { join_timeout, ..self.settings.clone() })
+            }
+            _ => return false,
         };
-        self.join_anew(contacts, self.settings.clone());
+        let others = ids.into_iter().filter(|&id| id != self.me.id).map(Party::Member);
+        let contacts = if by_launcher { vec![Party::Launcher] } else { others.collect() };
+        if let Some(away) = &mut self.away {
+            away.contacts = Some(contacts);
+            self.return_if_ready();
+            return true;
+        }
+        tracing::warn!("{ending}; it asks whether it may join them again");
+        self.join_anew(contacts, settings);
         true
+    }
+
+    /// A worker that has left asks to be let in once it can compute: nobody is to wait for it.
+    fn return_if_ready(&mut self) {
+        if let Some(Away { contacts: Some(contacts), is_ready: true }) = &mut self.away {
+            let contacts = std::mem::take(contacts);
+            self.away = None;
+            self.join_anew(contacts, self.settings.clone());
+        }
     }
 
     fn join_anew(&mut self, contacts: Vec<Party>, settings: Settings) {
@@ -199,6 +246,16 @@ impl MemberThread {
                 self.stop.store(true, Ordering::Relaxed);
             }
             Input::Leave => self.membership.handle_leave(),
+            Input::Suspend => {
+                self.away = Some(Away::default());
+                self.membership.handle_leave();
+            }
+            Input::Return => {
+                if let Some(away) = &mut self.away {
+                    away.is_ready = true;
+                }
+                self.return_if_ready();
+            }
         }
     }
 

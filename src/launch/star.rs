@@ -19,7 +19,8 @@ use crate::train::server::{
 use crate::train::trainer::Trainer;
 
 use super::LaunchError;
-use super::worker::{WorkerPlan, initial_state, open_folder, open_slowed_engine};
+use super::engines::open_worker_engine;
+use super::worker::{WorkerPlan, initial_state, open_folder};
 
 /// What a node needs to take its place around the servers.
 #[derive(Debug)]
@@ -80,11 +81,16 @@ pub fn run_served_worker(
         let _ = sender.send(place.join(&joining_plan, &joining_dataset));
     });
     let promise = DatasetPromise::from(dataset.clone());
-    let engine = open_slowed_engine(&plan, Some(rank), workers, &promise, observer)?;
+    let engine = open_worker_engine(&plan, Some(rank), &promise, observer)?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
+    let timeline = plan.start_timeline();
     let config = plan.config;
     let worker = ServedWorker::new(ServedWorkerParts { config, dataset, engine, star, servers });
-    Ok(worker.run()?)
+    let outcome = worker.recorded(timeline.clone()).run();
+    if let Some(plan) = plan.timeline {
+        plan.write(&timeline, observer);
+    }
+    Ok(outcome?)
 }
 
 /// Runs a server to the end of the training; the first one, the coordinator, has its summary.
@@ -142,7 +148,7 @@ pub fn run_server(
         folder,
         checkpoint_every,
         checkpoints_kept: plan.folder.as_ref().and_then(|folder| folder.keep),
-        heir_of: None,
+        heir: None,
         joins: false,
         started_at,
         members,

@@ -9,31 +9,27 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-use crate::config::{Kernels, RunConfig};
-use crate::data::sampler::share;
+use crate::config::RunConfig;
 use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
-use crate::gpu::GpuError;
-use crate::gpu::engine::{Engine, EngineSettings, Sums};
-use crate::model::ModelKind;
-use crate::net::{ClusterKey, GroupOptions, PeerAddress, TransportSettings};
+use crate::net::{ClusterKey, GroupOptions, PeerAddress, Station, TransportSettings};
 use crate::protocol::exchange::Strategy;
-use crate::reference::engine::ReferenceEngine;
 use crate::train::all_reduce::{AllReduce, AllReduceParts};
 use crate::train::checkpoint::read_checkpoint;
 use crate::train::collective::{Collective, Group, Solo};
-use crate::train::engine::GradientEngine;
-use crate::train::event::{Event, Observer};
+use crate::train::event::{Event, Observer, Silent};
 use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
-use crate::train::straggler::Straggler;
-use crate::train::synthetic::{ComputeTimes, SyntheticCompute, SyntheticEngine};
-use crate::train::trainer::{Trainer, TrainingState};
+use crate::train::synthetic::SyntheticCompute;
+use crate::train::timeline::{self, Timeline};
+use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
 use super::LaunchError;
-use super::elastic::{ElasticPlace, LaunchedViews};
+use super::elastic::{ElasticPlace, ElasticViews, Started};
+use super::engines::{DeviceLossPlan, StragglerPlan, open_worker_engine};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,6 +45,37 @@ pub struct WorkerPlan {
     pub resume: Option<PathBuf>,
     /// For the worker that writes the run folder, and for those that may take its place.
     pub folder: Option<FolderPlan>,
+    /// Where this worker tells what it did when; none: it does not.
+    #[serde(default)]
+    pub timeline: Option<TimelinePlan>,
+}
+
+/// A worker's part of the run's timeline.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TimelinePlan {
+    pub folder: PathBuf,
+    /// Tells the parts of one folder apart.
+    pub worker: u64,
+}
+
+impl TimelinePlan {
+    /// Writes the part. A run does not fail for a file that only describes it.
+    pub(super) fn write(&self, timeline: &Timeline, observer: &mut dyn Observer) {
+        let path = timeline::part(&self.folder, self.worker);
+        let written = std::fs::create_dir_all(&self.folder)
+            .and_then(|()| timeline::write(&path, &timeline.trace(self.worker)));
+        if let Err(error) = written {
+            let text = format!("no timeline: {}: {error}", path.display());
+            observer.event(Event::Notice { text });
+        }
+    }
+}
+
+impl WorkerPlan {
+    /// Keeps spans if the plan says so.
+    pub(super) fn start_timeline(&self) -> Timeline {
+        if self.timeline.is_some() { Timeline::recording() } else { Timeline::default() }
+    }
 }
 
 /// How workers exchange gradients; nothing in here changes the result, but for servers that are not
@@ -62,16 +89,30 @@ pub struct NetworkPlan {
     /// Parameter servers; none: the workers exchange gradients among themselves.
     pub servers: Option<ServerPlan>,
     pub straggler: Option<StragglerPlan>,
+    pub device_loss: Option<DeviceLossPlan>,
+    /// The shares follow the workers' speeds and change once in so many steps at most; none: they
+    /// stay equal. The same for all workers; of no matter to servers.
+    pub rebalance: Option<NonZero<u32>>,
     /// How long workers wait where the kernels are [`Kernels::Synthetic`].
     #[serde(default)]
     pub synthetic: Option<SyntheticCompute>,
 }
 
-/// A worker whose computing takes longer in each step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StragglerPlan {
-    pub rank: usize,
-    pub ms: u64,
+/// Steps between changes of the shares: a fraction of a second of a run, and enough for a median.
+pub const REBALANCE_DEFAULT: NonZero<u32> = NonZero::new(20).unwrap();
+
+impl NetworkPlan {
+    /// Extends the digest of the configuration and the data by that in which the workers of a group
+    /// must agree too.
+    fn group_digest(&self, config_digest: &[u8; 32]) -> [u8; 32] {
+        let rebalance = self.rebalance.map_or(0, NonZero::get);
+        Sha256::new()
+            .chain_update(b"annulet group 1\0")
+            .chain_update(config_digest)
+            .chain_update(rebalance.to_le_bytes())
+            .finalize()
+            .into()
+    }
 }
 
 impl Default for NetworkPlan {
@@ -82,6 +123,8 @@ impl Default for NetworkPlan {
             transport: TransportSettings::default(),
             servers: None,
             straggler: None,
+            device_loss: None,
+            rebalance: Some(REBALANCE_DEFAULT),
             synthetic: None,
         }
     }
@@ -97,22 +140,49 @@ pub struct FolderPlan {
     /// So many of the newest checkpoints are kept; none: all.
     #[serde(default)]
     pub keep: Option<NonZero<usize>>,
+    /// Whether the folder is this worker's own, and not that of all workers of this machine.
+    #[serde(default)]
+    pub is_own: bool,
 }
 
-/// Joins the other workers, given the digest of the configuration and the data, and the steps
-/// completed so far.
-type Connect = Box<dyn FnOnce([u8; 32], NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
+/// Everything that decides the result.
+pub struct Terms {
+    pub digest: [u8; 32],
+    /// Each part by its name, to say which one differs.
+    pub by_name: Vec<(String, String)>,
+}
+
+impl Terms {
+    fn of(plan: &WorkerPlan, dataset: &Dataset) -> Terms {
+        let WorkerPlan { config, network, .. } = plan;
+        let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
+        // By way of text, in which 0.1 stays 0.1.
+        let text = serde_json::to_string(config).unwrap_or_default();
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap_or_default();
+        for (name, value) in fields {
+            by_name.push((name, value.to_string()));
+        }
+        let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
+        by_name.push(("rebalance".to_owned(), rebalance));
+        Terms { digest: network.group_digest(&config.digest(&dataset.sha256)), by_name }
+    }
+}
+
+/// Joins the other workers, given the terms and the steps completed so far.
+type Connect = Box<dyn FnOnce(Terms, NetworkPlan, u64) -> Result<Connected, LaunchError> + Send>;
 
 /// A worker's connection to the others.
 struct Connected {
     collective: Box<dyn Collective>,
     /// How it goes on when the group breaks, if it does.
     views: Option<Box<dyn Views>>,
+    /// What it speaks to the others by, in all their views.
+    station: Option<Arc<Station>>,
 }
 
 /// A worker's place among the others.
 pub struct Membership {
-    workers: usize,
     /// None for a worker that comes into a run under way.
     rank: Option<usize>,
     /// A description of each member, by rank.
@@ -155,11 +225,11 @@ impl Membership {
     /// The only worker.
     pub fn solo() -> Membership {
         Membership {
-            workers: 1,
             rank: Some(0),
             members: vec!["this process".into()],
             connect: Box::new(|_, _, _| {
-                Ok(Connected { collective: Box::new(Solo::default()), views: None })
+                let collective = Box::new(Solo::default());
+                Ok(Connected { collective, views: None, station: None })
             }),
         }
     }
@@ -170,12 +240,11 @@ impl Membership {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
         };
         Membership {
-            workers: place.peers.len(),
             rank: Some(place.rank),
             members: place.peers.iter().map(describe).collect(),
-            connect: Box::new(move |config_digest, network, _| {
-                let group = Group::join(place.options(config_digest, network))?;
-                Ok(Connected { collective: Box::new(group), views: None })
+            connect: Box::new(move |terms, network, _| {
+                let collective = Box::new(Group::join(place.options(terms.digest, network))?);
+                Ok(Connected { collective, views: None, station: None })
             }),
         }
     }
@@ -185,16 +254,17 @@ impl Membership {
         let members = place.first.iter().flat_map(|view| &view.members);
         let members: Vec<String> = members.map(|member| member.addresses.join(" or ")).collect();
         Membership {
-            workers: if members.is_empty() { place.settings.members_max } else { members.len() },
             rank: place.first.as_ref().and_then(|view| view.rank(place.me.id)),
             members,
-            connect: Box::new(move |config_digest, network, step| {
-                let (group, views) = LaunchedViews::start(place, config_digest, network, step)?;
+            connect: Box::new(move |terms, network, step| {
+                let started = ElasticViews::start(place, terms, network, step)?;
+                let Started { group, views, station } = started;
                 let collective: Box<dyn Collective> = match group {
                     Some(group) => Box::new(group),
                     None => Box::new(Solo::default()),
                 };
-                Ok(Connected { collective, views: Some(Box::new(views)) })
+                let views: Option<Box<dyn Views>> = Some(Box::new(views));
+                Ok(Connected { collective, views, station: Some(station) })
             }),
         }
     }
@@ -214,9 +284,12 @@ pub fn run_worker(
     observer: &mut dyn Observer,
 ) -> Result<RunSummary, LaunchError> {
     plan.config.validate()?;
-    let Membership { workers, rank, members, connect } = membership;
-    if let (Some(folder), None, Some(0)) = (&plan.folder, &plan.resume, rank) {
-        RunFolder::check_free(&folder.path)?;
+    let Membership { rank, members, connect } = membership;
+    match (&plan.folder, &plan.resume, rank) {
+        (Some(folder), None, Some(0)) => RunFolder::check_free(&folder.path)?,
+        // Others may be writing to the same folder by now.
+        (Some(folder), None, _) => RunFolder::check_unfinished(&folder.path)?,
+        _ => {}
     }
     // Data are read and the others are joined while kernels are compiled. If joining fails the
     // thread is left to itself: whoever it reaches then hears that this worker has left.
@@ -230,10 +303,10 @@ pub fn run_worker(
             let (state, resumed) = initial_state(&plan, &dataset)?;
             keeper.keep(dataset.clone());
             notices.extend(resumed);
-            let digest = plan.config.digest(&dataset.sha256);
+            let terms = Terms::of(&plan, &dataset);
             let (network, step) = (plan.network.clone(), state.step);
             let join = move || {
-                let _ = sender.send(connect(digest, network, step));
+                let _ = sender.send(connect(terms, network, step));
             };
             // Nobody is to wait for a worker that comes later.
             let later = match rank {
@@ -245,7 +318,7 @@ pub fn run_worker(
             };
             Ok::<_, LaunchError>((dataset, origin, notices, state, later))
         });
-        let engine = open_slowed_engine(&plan, rank, workers, &promise, observer);
+        let engine = open_worker_engine(&plan, rank, &promise, observer);
         (engine, loader.join())
     });
     let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -258,18 +331,23 @@ pub fn run_worker(
         std::thread::spawn(join);
     }
     let data = plan.data.pinned(&origin);
-    let Connected { collective, views } =
+    let Connected { collective, views, station } =
         joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
 
     let checkpoint_every = plan.folder.as_ref().and_then(|folder| folder.checkpoint_every);
     let checkpoints_kept = plan.folder.as_ref().and_then(|folder| folder.keep);
-    let heir_of = plan.folder.as_ref().map(|folder| folder.path.clone());
+    let heir = plan.folder.as_ref().map(|folder| Heir {
+        path: folder.path.clone(),
+        config_toml: folder.config_toml(&data),
+        is_own: folder.is_own,
+    });
     let folder = plan
         .folder
         .as_ref()
         .filter(|_| rank == Some(0))
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
+    let (timeline, timeline_plan) = (plan.start_timeline(), plan.timeline.clone());
     let mut update = AllReduce::new(AllReduceParts {
         config: plan.config.clone(),
         dataset: dataset.clone(),
@@ -277,10 +355,17 @@ pub fn run_worker(
         collective,
         stop,
         overlap: plan.network.overlap,
-    });
+        rebalance: plan.network.rebalance,
+    })
+    .recorded(timeline.clone());
     if let Some(views) = views {
         update = update.elastic(views);
     }
+    // What is to be seen once is not seen again.
+    let mut again = plan.clone();
+    again.network.device_loss = None;
+    update = update
+        .reopening(Box::new(move || Ok(open_worker_engine(&again, rank, &promise, &mut Silent)?)));
     let trainer = Trainer {
         config: plan.config,
         dataset,
@@ -292,85 +377,18 @@ pub fn run_worker(
         checkpoints_kept,
         started_at,
         members,
-        heir_of,
+        heir,
         joins: rank.is_none(),
     };
-    Ok(trainer.run(observer)?)
-}
-
-/// What an engine is to compute, and on what.
-#[derive(Clone, Debug)]
-pub struct EngineRequest {
-    pub model: ModelKind,
-    pub kernels: Kernels,
-    /// What `--adapter` takes; none: the best.
-    pub adapter: Option<String>,
-    /// Cores that a software adapter may use.
-    pub cores: usize,
-    /// Training samples of a step, on this worker.
-    pub samples_per_step: usize,
-}
-
-impl WorkerPlan {
-    fn engine_request(&self, workers: usize) -> EngineRequest {
-        EngineRequest {
-            model: self.config.model,
-            kernels: self.config.kernels,
-            adapter: self.adapter.clone(),
-            cores: self.cores,
-            samples_per_step: share(self.config.batch, workers, 0).len(),
-        }
+    let result = trainer.run(observer).map_err(LaunchError::from);
+    if let Some(plan) = timeline_plan {
+        plan.write(&timeline, observer);
     }
-}
-
-/// Makes the engine of a worker, slow if it is to be the straggler.
-pub(super) fn open_slowed_engine(
-    plan: &WorkerPlan,
-    rank: Option<usize>,
-    workers: usize,
-    dataset: &DatasetPromise,
-    observer: &mut dyn Observer,
-) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    let engine = match (&plan.network.synthetic, plan.config.kernels) {
-        (Some(compute), Kernels::Synthetic) => {
-            let RunConfig { batch, seed, .. } = plan.config;
-            // Who comes later draws times that are nobody else's.
-            let drawer = rank.unwrap_or(workers);
-            Box::new(SyntheticEngine::new(ComputeTimes::new(compute, batch, seed)?, drawer))
-        }
-        _ => open_engine(&plan.engine_request(workers), dataset, observer)?,
-    };
-    Ok(match plan.network.straggler.filter(|straggler| Some(straggler.rank) == rank) {
-        Some(StragglerPlan { ms, .. }) => {
-            Box::new(Straggler { engine, delay: Duration::from_millis(ms) })
-        }
-        None => engine,
-    })
-}
-
-/// Makes the engine that is asked for.
-pub fn open_engine(
-    request: &EngineRequest,
-    dataset: &DatasetPromise,
-    observer: &mut dyn Observer,
-) -> Result<Box<dyn GradientEngine>, LaunchError> {
-    if request.kernels == Kernels::Reference {
-        let dataset = dataset.wait().ok_or(GpuError::NoData)?;
-        return Ok(Box::new(ReferenceEngine::new(request.model, dataset.clone())));
+    if let Some(station) = station {
+        let failure = result.as_ref().err().filter(|error| !error.is_leave());
+        station.part(failure.map(ToString::to_string));
     }
-    let settings = EngineSettings {
-        adapter: request.adapter.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        kernels: request.kernels,
-        model: request.model,
-        dataset: dataset.clone(),
-        samples_per_step: request.samples_per_step,
-        cores: request.cores,
-        sums: Sums::Exact,
-    };
-    let engine = Engine::open(settings, &mut |done, total| {
-        observer.event(Event::Pipelines { done, total });
-    })?;
-    Ok(Box::new(engine))
+    result
 }
 
 /// The state that a run begins with, and a notice if it comes from a checkpoint.
@@ -412,6 +430,16 @@ fn check_resumable(path: &Path, made: &RunConfig, asked: &RunConfig) -> Result<(
     }
 }
 
+impl FolderPlan {
+    fn config_toml(&self, data: &DataPlan) -> String {
+        let mut config = self.config.clone();
+        if let Some(dataset) = &data.dataset {
+            config.insert("dataset".into(), dataset.clone().into());
+        }
+        config.to_string()
+    }
+}
+
 /// A run goes on in its own folder; any other folder must be free.
 pub(super) fn open_folder(
     folder: &FolderPlan,
@@ -419,11 +447,7 @@ pub(super) fn open_folder(
     data: &DataPlan,
     step: u64,
 ) -> Result<RunFolder, LaunchError> {
-    let mut config = folder.config.clone();
-    if let Some(dataset) = &data.dataset {
-        config.insert("dataset".into(), dataset.clone().into());
-    }
-    let text = config.to_string();
+    let text = folder.config_toml(data);
     let own = resume.is_some_and(|checkpoint| {
         let parent = checkpoint.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned));
         parent.is_some() && parent == folder.path.canonicalize().ok()

@@ -16,13 +16,15 @@ use std::time::Duration;
 use quinn::ConnectionError;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::channel::{Channel, Counters, Job, Jobs};
+use super::door::Door;
 use super::endpoint::{Endpoint, TransportSettings};
 use super::identity::ClusterKey;
 use super::interrupt::Interrupt;
 use super::peer::{self, CODE_ABORT, CODE_DONE, JoinLimit, Mesh, PeerAddress};
+use super::station::Station;
 use super::{NetError, wire};
 use crate::protocol::collective::{CollectiveId, Reduction};
 use crate::protocol::exchange::{Algorithm, Exchange, Strategy};
@@ -71,6 +73,19 @@ impl GroupOptions {
             transport: TransportSettings::default(),
         }
     }
+}
+
+/// A worker's place in the group of one view, where its [`Station`] has the socket and the key. The
+/// fields are those of [`GroupOptions`].
+#[derive(Clone, Debug)]
+pub struct Seat {
+    pub generation: u32,
+    pub rank: usize,
+    pub peers: Vec<Vec<PeerAddress>>,
+    pub run_id: String,
+    pub config_digest: [u8; 32],
+    pub join_timeout: Duration,
+    pub strategy: Strategy,
 }
 
 /// Vectors that may be under way at one time.
@@ -131,24 +146,47 @@ impl GroupHandle {
     /// # Panics
     /// If `rank` is not an index of `peers`.
     pub fn join(options: GroupOptions) -> Result<GroupHandle, NetError> {
-        GroupHandle::join_view(options, 0, Interrupt::default())
+        let GroupOptions { socket, key, transport, .. } = options;
+        let seat = Seat {
+            generation: 0,
+            rank: options.rank,
+            peers: options.peers,
+            run_id: options.run_id,
+            config_digest: options.config_digest,
+            join_timeout: options.join_timeout,
+            strategy: options.strategy,
+        };
+        let (mut handle, trainer) = GroupHandle::new(&seat);
+        let thread = thread::Builder::new()
+            .name("annulet-net".to_owned())
+            .spawn(move || run(socket, key, transport, seat, trainer))
+            .map_err(NetError::Thread)?;
+        handle.thread = Some(thread);
+        handle.joined()
     }
 
-    /// As [`join`](GroupHandle::join), for the view of this generation. The interrupt ends it, also
-    /// while other workers are awaited; then everything fails with [`NetError::Interrupted`].
+    /// As [`join`](GroupHandle::join), on the thread and by the address of a station. The interrupt
+    /// ends it, also while other workers are awaited; then everything fails with
+    /// [`NetError::Interrupted`].
     ///
     /// # Errors
     /// As [`join`](GroupHandle::join).
     ///
     /// # Panics
-    /// If `rank` is not an index of `peers`.
-    pub fn join_view(
-        options: GroupOptions,
-        generation: u32,
+    /// If the seat's `rank` is not an index of its `peers`.
+    pub fn join_at(
+        station: &Station,
+        seat: Seat,
         interrupt: Interrupt,
     ) -> Result<GroupHandle, NetError> {
-        let (rank, world_size) = (options.rank, options.peers.len());
-        let strategy = options.strategy;
+        let (handle, trainer) = GroupHandle::new(&seat);
+        let (door, stall_warning) = (station.door(seat.generation), station.stall_warning());
+        station.spawn(work(door, seat, stall_warning, interrupt, trainer));
+        handle.joined()
+    }
+
+    fn new(seat: &Seat) -> (GroupHandle, Trainer) {
+        let (rank, world_size) = (seat.rank, seat.peers.len());
         assert!(rank < world_size, "rank {rank} in a world of {world_size}");
         // Both channels hold all that may be under way and the last word, so neither side waits.
         let (commands, commands_receiver) = mpsc::channel(IN_FLIGHT_MAX + 1);
@@ -159,23 +197,23 @@ impl GroupHandle {
             events: events_sender,
             traffic: traffic.clone(),
         };
-        let thread = thread::Builder::new()
-            .name("annulet-net".to_owned())
-            .spawn(move || run(options, generation, interrupt, trainer))
-            .map_err(NetError::Thread)?;
-        let mut handle = GroupHandle {
+        let handle = GroupHandle {
             rank,
             world_size,
-            strategy,
+            strategy: seat.strategy,
             commands: Some(commands),
             events,
             in_flight: 0,
             failure: None,
             traffic,
-            thread: Some(thread),
+            thread: None,
         };
-        match handle.next_event()? {
-            Event::Joined => Ok(handle),
+        (handle, trainer)
+    }
+
+    fn joined(mut self) -> Result<GroupHandle, NetError> {
+        match self.next_event()? {
+            Event::Joined => Ok(self),
             Event::Reduced(_) => unreachable!("nothing was handed over yet"),
         }
     }
@@ -305,8 +343,11 @@ impl GroupHandle {
         }
     }
 
+    /// Waits until the others are told, which takes no longer than a second.
     fn join_thread(&mut self) -> Result<(), NetError> {
         self.commands = None;
+        // At a station there is no thread to wait for: its end of the channel is gone at the end.
+        while self.events.recv().is_ok() {}
         match self.thread.take().map(thread::JoinHandle::join) {
             Some(Err(_)) => Err(NetError::Stopped(GONE.to_owned())),
             Some(Ok(())) | None => Ok(()),
@@ -318,8 +359,7 @@ const GONE: &str = "its thread ended without a reason, which is a bug in annulet
 
 impl Drop for GroupHandle {
     fn drop(&mut self) {
-        // Waits until the others are told, which takes no longer than DRAIN_MAX. A thread that
-        // panicked has said so already.
+        // A thread that panicked has said so already.
         let _ = self.join_thread();
     }
 }
@@ -339,16 +379,27 @@ impl Trainer {
     }
 }
 
-/// The longest wait, after closing, for the others to take note.
-const DRAIN_MAX: Duration = Duration::from_secs(1);
-
-fn run(options: GroupOptions, generation: u32, interrupt: Interrupt, trainer: Trainer) {
+fn run(
+    socket: UdpSocket,
+    key: ClusterKey,
+    transport: TransportSettings,
+    seat: Seat,
+    trainer: Trainer,
+) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return trainer.tell(Err(NetError::Thread(error))),
     };
     // As a task of its own: waking the future of `block_on` itself costs system calls.
-    let work = runtime.spawn(work(options, generation, interrupt, trainer));
+    let work = runtime.spawn(async move {
+        match Endpoint::new(socket, &key, &transport) {
+            Ok(endpoint) => {
+                let door = Door::own(endpoint);
+                work(door, seat, transport.stall_warning, Interrupt::default(), trainer).await;
+            }
+            Err(error) => trainer.tell(Err(error)),
+        }
+    });
     if let Err(error) = runtime.block_on(work) {
         std::panic::resume_unwind(error.into_panic());
     }
@@ -356,42 +407,44 @@ fn run(options: GroupOptions, generation: u32, interrupt: Interrupt, trainer: Tr
     runtime.shutdown_background();
 }
 
-async fn work(options: GroupOptions, generation: u32, interrupt: Interrupt, trainer: Trainer) {
-    let (rank, world) = (options.rank, options.peers.len());
+async fn work(
+    door: Door,
+    seat: Seat,
+    stall_warning: Duration,
+    interrupt: Interrupt,
+    trainer: Trainer,
+) {
+    let (rank, world) = (seat.rank, seat.peers.len());
     if world == 1 {
         return alone(trainer, &interrupt).await;
     }
-    let wanted = options.strategy.peers(rank, world);
-    if let Some(peer) = wanted.iter().find(|&&peer| options.peers[peer].is_empty()) {
+    let wanted = seat.strategy.peers(rank, world);
+    if let Some(peer) = wanted.iter().find(|&&peer| seat.peers[peer].is_empty()) {
         return trainer.tell(Err(NetError::Settings(format!("rank {peer} has no address"))));
     }
-    let endpoint = match Endpoint::new(options.socket, &options.key, &options.transport) {
-        Ok(endpoint) => endpoint,
-        Err(error) => return trainer.tell(Err(error)),
-    };
     let hello = Hello {
-        run_id: options.run_id,
-        config_digest: options.config_digest,
+        run_id: seat.run_id,
+        config_digest: seat.config_digest,
         world_size: world as u32,
-        generation,
+        generation: seat.generation,
         rank: rank as u32,
-        strategy: options.strategy,
+        strategy: seat.strategy,
     };
-    let limit = JoinLimit::new(options.join_timeout);
+    let limit = JoinLimit::new(seat.join_timeout);
     let joined = tokio::select! {
-        joined = peer::join(&endpoint, &hello, &options.peers, &wanted, limit) => joined,
+        joined = peer::join(&door, &hello, &seat.peers, &wanted, limit) => joined,
         reason = interrupt.raised() => Err(NetError::Interrupted(reason)),
     };
-    endpoint.refuse_connections();
+    door.refuse_connections().await;
     let mesh = match joined {
         Ok(mesh) => mesh,
         Err(error) => {
-            close(&endpoint, rank, &trainer, Err(End::Failed(error))).await;
+            close(&door, rank, &trainer, Err(End::Failed(error))).await;
             return;
         }
     };
     trainer.tell(Ok(Event::Joined));
-    let stall = StallWatch::new(options.transport.stall_warning);
+    let stall = StallWatch::new(stall_warning);
     let mut driver = Driver::new(rank, world, mesh, trainer, stall);
     let end = tokio::select! {
         end = driver.run() => end,
@@ -403,11 +456,11 @@ async fn work(options: GroupOptions, generation: u32, interrupt: Interrupt, trai
     }
     // The driver lives on until the connections are closed: dropping its streams before would look
     // like a fault to the others.
-    close(&endpoint, rank, &driver.trainer, end).await;
+    close(&door, rank, &driver.trainer, end).await;
 }
 
 /// Tells the trainer and the other workers how it ended.
-async fn close(endpoint: &Endpoint, rank: usize, trainer: &Trainer, end: Result<(), End>) {
+async fn close(door: &Door, rank: usize, trainer: &Trainer, end: Result<(), End>) {
     let abort = match end {
         Ok(()) => None,
         Err(End::Left(reason)) => Some(Abort::new(rank as u32, Some(rank as u32), reason)),
@@ -418,10 +471,9 @@ async fn close(endpoint: &Endpoint, rank: usize, trainer: &Trainer, end: Result<
         }
     };
     match abort {
-        None => endpoint.close(CODE_DONE, b"done"),
-        Some(abort) => endpoint.close(CODE_ABORT, &wire::encode(&abort).unwrap_or_default()),
+        None => door.close(CODE_DONE, b"done").await,
+        Some(abort) => door.close(CODE_ABORT, &wire::encode(&abort).unwrap_or_default()).await,
     }
-    let _ = timeout(DRAIN_MAX, endpoint.drained()).await;
 }
 
 /// The only worker's group: each vector is its own reduction.
@@ -704,7 +756,7 @@ mod tests {
                 strategy: Strategy::Ring,
             };
             let limit = JoinLimit::new(Duration::from_secs(30));
-            let mesh = peer::join(&endpoint, &hello, &peers, &[0], limit).await;
+            let mesh = peer::join(&Door::own(endpoint), &hello, &peers, &[0], limit).await;
             let link = &mut mesh.expect("the group forms").links[0];
             rogue(&mut link.send);
             // It is told what it did.

@@ -30,15 +30,17 @@ pub struct TransportSettings {
     /// Where nothing else is sent, something is sent so often: it keeps a quiet connection alive
     /// and open in every NAT on the way.
     pub keep_alive: Duration,
-    /// Largest UDP payload tried on loopback; with [`gso`](Self::gso) at most [`GSO_MTU_MAX`].
+    /// Largest UDP payload tried on loopback, as far as a fixed window has room for such packets.
+    /// Above [`GSO_MTU_MAX`] each packet is a batch of its own.
     pub loopback_mtu: u16,
-    /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP.
+    /// Largest UDP payload tried elsewhere: an Ethernet frame, less the headers of IPv6 and UDP. With
+    /// [`gso`](Self::gso) at most [`GSO_MTU_MAX`].
     pub mtu: u16,
     /// Bytes in flight, for a stream, a connection and a sender. 16 MiB and more are slower.
     pub window: u32,
     pub congestion: Congestion,
     /// Whether a batch of packets is handed to the system at once (generic segmentation offload),
-    /// where the system can: without it, sending is three to four times slower.
+    /// where the system can: without it, sending small packets is three to four times slower.
     pub gso: bool,
     /// Packets that a receiver may take before it acknowledges: 9 to 26 % on small collectives.
     pub ack_threshold: u32,
@@ -55,7 +57,7 @@ impl Default for TransportSettings {
             failure_timeout: Duration::from_secs(3),
             stall_warning: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
-            loopback_mtu: GSO_MTU_MAX,
+            loopback_mtu: 65_000,
             mtu: 1_452,
             window: 4 << 20,
             congestion: Congestion::Cubic,
@@ -89,28 +91,42 @@ impl TransportSettings {
                     "mtu {mtu}: QUIC packets have {MTU_MIN} to {MTU_MAX} bytes"
                 ));
             }
-            if self.gso && mtu > GSO_MTU_MAX {
-                return refuse(format!(
-                    "mtu {mtu}: with GSO ten packets are one batch, which the system loses above \
-                     64 KiB; take at most {GSO_MTU_MAX}, or turn GSO off"
-                ));
-            }
+        }
+        if self.gso && self.mtu > GSO_MTU_MAX {
+            return refuse(format!(
+                "mtu {}: with GSO ten packets are one batch, which the system loses above 64 KiB; \
+                 take at most {GSO_MTU_MAX}, or turn GSO off",
+                self.mtu
+            ));
         }
         if let Congestion::Fixed(bytes) = self.congestion {
             // A sender that may not send as much as its receiver may leave unacknowledged waits for
             // the receiver's timer in every round.
-            let largest = u32::from(self.loopback_mtu.max(self.mtu));
-            let least = (self.ack_threshold + 2).saturating_mul(largest);
+            let least = self.window_packets_min().saturating_mul(self.mtu.into());
             if bytes < least {
                 return refuse(format!(
-                    "congestion fixed:{bytes}: receivers acknowledge every {} packets of up to \
-                     {largest} bytes, so with less than {least} bytes in flight each round would \
-                     wait for a timer; take fixed:{least} or more, or a smaller mtu",
-                    self.ack_threshold
+                    "congestion fixed:{bytes}: receivers acknowledge every {} packets of up to {} \
+                     bytes, so with less than {least} bytes in flight each round would wait for a \
+                     timer; take fixed:{least} or more, or a smaller mtu",
+                    self.ack_threshold, self.mtu
                 ));
             }
         }
         Ok(())
+    }
+
+    /// What a window must have room for, or its sender waits for its receiver's timer.
+    fn window_packets_min(&self) -> u32 {
+        self.ack_threshold.saturating_add(2)
+    }
+
+    /// The largest UDP payload that is tried on loopback.
+    fn loopback_mtu(&self) -> u16 {
+        let fits = match self.congestion {
+            Congestion::Cubic => u32::MAX,
+            Congestion::Fixed(bytes) => bytes / self.window_packets_min(),
+        };
+        self.loopback_mtu.min(u16::try_from(fits).unwrap_or(u16::MAX)).max(MTU_MIN)
     }
 }
 
@@ -150,7 +166,7 @@ impl Endpoint {
         config
             .max_udp_payload_size(settings.loopback_mtu.max(settings.mtu))
             .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
-        let loopback = Configs::new(key, settings, settings.loopback_mtu)?;
+        let loopback = Configs::new(key, settings, settings.loopback_mtu())?;
         let elsewhere = Configs::new(key, settings, settings.mtu)?;
         let link = settings.link.filter(|link| !link.is_transparent());
         // An emulated link has the packets of a real one, wherever it leads.
@@ -243,6 +259,9 @@ const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// receiver may leave unacknowledged, or the first rounds each wait for the receiver's timer.
 const INITIAL_WINDOW_PACKETS: u64 = 32;
 
+/// The search for the packet size ends where it would change by less than this.
+const PROBE_STEP_MIN: u16 = 20;
+
 /// A receiver's timer for what it may leave unacknowledged. It is part of how long a sender waits
 /// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
@@ -253,7 +272,8 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
     // A lost keep-alive or two must not look like a dead peer.
     let keep_alive = settings.keep_alive.min(settings.failure_timeout / 4);
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.upper_bound(mtu);
+    // A handful of probes finds the largest packet, or one nearly as large.
+    discovery.upper_bound(mtu).minimum_change(((mtu - MTU_MIN) / 8).max(PROBE_STEP_MIN));
     let mut ack_frequency = AckFrequencyConfig::default();
     ack_frequency.ack_eliciting_threshold(settings.ack_threshold.into());
     ack_frequency.max_ack_delay(Some(ACK_DELAY_MAX));
@@ -261,7 +281,7 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
     let mut transport = TransportConfig::default();
     transport
         .congestion_controller_factory(settings.congestion.factory(initial_window))
-        .enable_segmentation_offload(settings.gso)
+        .enable_segmentation_offload(settings.gso && mtu <= GSO_MTU_MAX)
         .max_idle_timeout(Some(idle_timeout))
         .keep_alive_interval(Some(keep_alive))
         .initial_rtt(INITIAL_RTT)
@@ -299,13 +319,17 @@ mod tests {
             (with_mtu(1_199, true), "mtu 1199: QUIC packets have 1200 to 65527"),
             (with_mtu(65_528, false), "mtu 65528: QUIC packets have"),
             (with_mtu(6_501, true), "mtu 6501: with GSO"),
-            (fixed(77_999), "take fixed:78000 or more"),
+            (fixed(17_423), "take fixed:17424 or more"),
         ] {
             let error = settings.validate().expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         }
-        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(78_000)] {
+        for settings in [with_mtu(1_200, true), with_mtu(65_527, false), fixed(17_424)] {
             settings.validate().expect("a value that works");
         }
+        // On loopback packets are as large as a fixed window allows.
+        assert_eq!(TransportSettings::default().loopback_mtu(), 65_000);
+        assert_eq!(fixed(780_000).loopback_mtu(), 65_000);
+        assert_eq!(fixed(17_424).loopback_mtu(), 1_452);
     }
 }

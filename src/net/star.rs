@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::door::Door;
 use super::endpoint::{Endpoint, TransportSettings};
 use super::identity::ClusterKey;
 use super::peer::{self, CODE_ABORT, CODE_DONE, JoinLimit, Link, Peer, PeerAddress};
@@ -247,7 +248,9 @@ async fn work<In: DeserializeOwned + Send + 'static>(
     let (callees, awaited) = neighbours(node, workers, servers.len());
     let addresses: Vec<_> = vec![Vec::new(); workers].into_iter().chain(servers.clone()).collect();
     let limit = JoinLimit::new(options.join_timeout);
-    let mesh = peer::join_as(&endpoint, &hello, &addresses, callees, awaited, limit).await;
+    let mesh =
+        peer::join_as(&Door::own(endpoint.clone()), &hello, &addresses, callees, awaited, limit)
+            .await;
     endpoint.refuse_connections();
     let mesh = match mesh {
         Ok(mesh) => mesh,

@@ -2,7 +2,8 @@
 //!
 //! A connection begins with a handshake on a bidirectional stream: both sides send the
 //! [`PREAMBLE`], which never changes its form, so that two versions can name each other; then the
-//! worker that connected sends its [`Hello`], and the other one an [`Answer`]. How these are turned
+//! worker that connected sends its [`Hello`] (within a
+//! [`Greeting`](super::greeting::Greeting)), and the other one an [`Answer`]. How these are turned
 //! into bytes is the shell's matter.
 //!
 //! Vectors then travel on the same stream as little-endian `u32` words: for each collective, in
@@ -18,7 +19,7 @@ use super::collective::{CollectiveId, Content, Reduction};
 use super::exchange::{Algorithm, Strategy};
 
 /// Version of everything in this module and of the order in which it is sent.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// The first bytes of a handshake, in both directions: a magic word and the protocol version.
 pub const PREAMBLE: [u8; PREAMBLE_BYTES] = preamble(PROTOCOL_VERSION);
@@ -148,7 +149,7 @@ impl fmt::Display for HelloMismatch {
                 "config digest",
                 &hex(&theirs.config_digest),
                 &hex(&ours.config_digest),
-                "give every worker the same configuration and the same data set",
+                "give every worker the same configuration, --rebalance and data set",
             ),
             HelloField::WorldSize => differs(
                 "world size",

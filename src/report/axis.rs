@@ -69,8 +69,8 @@ impl Axis {
         }
     }
 
-    /// Logarithmic, with a tick at each value, such as numbers of workers; where they are many, at
-    /// some.
+    /// Logarithmic, with a tick at each whole number that is given, such as numbers of workers; where
+    /// they are many, at some.
     pub fn at_values(name: &str, values: impl IntoIterator<Item = f64>) -> Axis {
         let mut values: Vec<f64> = values.into_iter().filter(|&value| value > 0.0).collect();
         values.sort_by(f64::total_cmp);
@@ -78,12 +78,14 @@ impl Axis {
         let places: Vec<f64> = values.iter().map(|value| value.log10()).collect();
         let (low, high) = extent(places.iter().copied()).unwrap_or((0.0, 1.0));
         let margin = if high > low { (high - low) * 0.04 } else { 0.5 };
-        // Labels of neighbours must not touch each other.
-        let apart = (high - low) / 9.0;
+        // Labels of neighbours must not touch each other; powers of 2 are the usual numbers.
+        let apart = (high - low) / 11.0;
+        values.sort_by_key(|value| value.log2().fract() != 0.0);
         let mut ticks: Vec<(f64, String)> = Vec::new();
-        for (&place, value) in places.iter().zip(&values) {
-            if ticks.last().is_none_or(|(last, _)| place - last >= apart) {
-                ticks.push((place, super::numbers::compact(*value)));
+        for value in values {
+            let place = value.log10();
+            if ticks.iter().all(|(other, _)| (place - other).abs() >= apart) {
+                ticks.push((place, super::numbers::count(value as usize)));
             }
         }
         Axis {
@@ -102,6 +104,17 @@ impl Axis {
             name: String::new(),
             ticks: ticks.collect(),
             ends: (0.0, rows.max(1) as f64),
+            logarithmic: false,
+        }
+    }
+
+    /// A column for each name, from 0 on, one wide.
+    pub fn columns(name: &str, names: &[String]) -> Axis {
+        let ticks = names.iter().enumerate().map(|(i, name)| (i as f64 + 0.5, name.clone()));
+        Axis {
+            name: name.to_owned(),
+            ticks: ticks.collect(),
+            ends: (0.0, names.len().max(1) as f64),
             logarithmic: false,
         }
     }
@@ -187,6 +200,8 @@ mod tests {
         let axis = Axis::at_values("", [1.0, 2.0, 4.0, 8.0, 16.0, 4.0]);
         assert_eq!(labels(&axis), ["1", "2", "4", "8", "16"]);
         let many = Axis::at_values("", (0..13).map(|i| f64::from(1 << i)));
-        assert!(many.ticks.len() <= 10, "{many:?}");
+        assert_eq!(many.ticks.last().unwrap().1, "4,096");
+        let crowded = Axis::at_values("", (1..=100).map(f64::from));
+        assert!(crowded.ticks.len() <= 12, "{crowded:?}");
     }
 }

@@ -1,5 +1,13 @@
 //! Figures as people read them.
 
+/// Keeps a figure and its unit on one line.
+const NO_BREAK: char = '\u{a0}';
+
+/// A whole number, with commas between groups of three.
+pub fn count(value: usize) -> String {
+    with_commas(&value.to_string())
+}
+
 /// Three significant digits, with commas between groups of three: `0.0123`, `1.23`, `12,300`.
 pub fn short(value: f64) -> String {
     if !value.is_finite() {
@@ -28,8 +36,8 @@ fn with_commas(text: &str) -> String {
 pub fn bytes(value: f64) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     match units.into_iter().find(|(unit, _)| value >= *unit) {
-        Some((unit, name)) => format!("{} {name}", short(value / unit)),
-        None => format!("{} B", short(value)),
+        Some((unit, name)) => format!("{}{NO_BREAK}{name}", short(value / unit)),
+        None => format!("{}{NO_BREAK}B", short(value)),
     }
 }
 
@@ -45,7 +53,7 @@ pub fn compact(value: f64) -> String {
 
 /// A share of 1.
 pub fn percent(share: f64) -> String {
-    format!("{} %", short(100.0 * share))
+    format!("{}{NO_BREAK}%", short(100.0 * share))
 }
 
 #[cfg(test)]
@@ -63,15 +71,15 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        assert_eq!(
-            [0.0, 999.0, 1_000.0, 246_824.0, 2.5e9].map(bytes),
-            ["0 B", "999 B", "1 kB", "247 kB", "2.5 GB"]
-        );
+        let texts = [0.0, 999.0, 1_000.0, 246_824.0, 2.5e9].map(bytes);
+        let texts = texts.map(|text| text.replace(NO_BREAK, " "));
+        assert_eq!(texts, ["0 B", "999 B", "1 kB", "247 kB", "2.5 GB"]);
+        assert_eq!([1, 1_024].map(count), ["1", "1,024"]);
     }
 
     #[test]
     fn axes_have_short_labels() {
         assert_eq!([2_000.0, 20_000.0, 1.5e6].map(compact), ["2,000", "20k", "1.5M"]);
-        assert_eq!(percent(0.899), "89.9 %");
+        assert_eq!(percent(0.899), "89.9\u{a0}%");
     }
 }

@@ -20,13 +20,14 @@ h2{font-size:1.2rem;margin:0 0 .4rem}
 h3{font-size:.85rem;font-weight:600;margin:0 0 .2rem}
 p,li{max-width:46rem}
 .made{color:var(--axis);margin:0 0 1rem}
+.lead{font-size:1.1rem;margin:.6rem 0}
 .summary{padding:0 0 0 1.1rem}
 .summary li{margin:.35rem 0}
 nav a{margin-right:1rem;white-space:nowrap}
 a{color:var(--data-0)}
 figure{margin:2rem 0 0;padding:1rem 0 0;border-top:1px solid var(--grid)}
 figcaption{color:var(--axis);font-size:.9rem;max-width:46rem;margin:.4rem 0}
-.panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26.25rem),1fr));gap:1rem}
+.panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,24rem),1fr));gap:1rem}
 .panel{min-width:0;max-width:30rem}
 .panel svg{display:block;width:100%;height:auto}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:0 0 .6rem;padding:0;
@@ -45,11 +46,17 @@ tbody th{font-weight:400;white-space:nowrap}
 @media print{details{display:none}}
 ";
 
+/// Sentences that are told first, in one paragraph.
+const LEADING: usize = 3;
+
 /// The whole page. It refers to nothing outside itself and has no scripts.
 pub fn page(sources: &Sources) -> String {
     let figures = figures(sources);
     let title = title(sources);
-    let list = sentences(sources).iter().fold(String::new(), |mut list, sentence| {
+    let sentences = sentences(sources);
+    let (lead, others) = sentences.split_at(sentences.len().min(LEADING));
+    let lead = escape(&lead.join(" "));
+    let list = others.iter().fold(String::new(), |mut list, sentence| {
         let _ = writeln!(list, "<li>{}</li>", escape(sentence));
         list
     });
@@ -65,7 +72,7 @@ pub fn page(sources: &Sources) -> String {
          'unsafe-inline';img-src data:\">\n<link rel=\"icon\" href=\"data:,\">\n\
          <title>{title}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<header>\n\
          <h1>{title}</h1>\n<p class=\"made\">annulet {}</p>\n</header>\n<main>\n<section \
-         aria-label=\"Summary\">\n<ul class=\"summary\">\n{list}</ul>\n</section>\n<nav \
+         aria-label=\"Summary\">\n<p class=\"lead\">{lead}</p>\n<ul class=\"summary\">\n{list}</ul>\n</section>\n<nav \
          aria-label=\"Figures\">\n{links}</nav>\n{}{figures}</main>\n</body>\n</html>\n",
         palette::css(),
         env!("CARGO_PKG_VERSION"),

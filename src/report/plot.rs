@@ -25,7 +25,7 @@ const FONT: &str = "system-ui, sans-serif";
 /// The library divides sizes by 1.24 for SVG; what is shown is 12 pixels high.
 const FONT_SIZE: f64 = 12.0 * 1.24 * SCALE as f64;
 /// Of a letter, on average; longer labels get more room than they need.
-const LETTER_WIDTH: f64 = 0.56 * 12.0 * SCALE as f64;
+const LETTER_WIDTH: f64 = 0.62 * 12.0 * SCALE as f64;
 
 /// How a series is told from others, beside its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ fn draw_into(
     let root = SVGBackend::with_string(svg, (WIDTH * SCALE, height * SCALE)).into_drawing_area();
     let text = text(Ink::Text);
     let letters = y.ticks.iter().map(|(_, label)| label.chars().count()).max().unwrap_or(0);
-    let label_width = (letters as f64 * LETTER_WIDTH) as u32 + 8 * SCALE;
+    let label_width = (letters as f64 * LETTER_WIDTH) as u32 + 14 * SCALE;
     let top = if y.name.is_empty() { 8 } else { 26 };
     let mut chart = ChartBuilder::on(&root)
         .margin_top(top * SCALE)

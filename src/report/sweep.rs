@@ -7,6 +7,8 @@ use crate::protocol::link::{LinkProfile, PRESETS};
 use crate::simulate::cell::{Cell, CellSource};
 use crate::simulate::scenario::{Compute, Scenario, Slowdown, Topology};
 
+use super::numbers;
+
 /// Everything but workers and topology: within it, cells are compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
@@ -27,22 +29,75 @@ impl Condition {
     }
 
     pub fn is_synthetic(&self) -> bool {
-        matches!(self.compute, Compute::Synthetic { .. })
+        matches!(self.compute, Compute::Synthetic { .. } | Compute::Trace { .. })
     }
 }
 
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&link_name(&self.link))?;
-        if let Compute::Synthetic { batch } = self.compute {
-            let ms = super::numbers::short(batch.as_secs_f64() * 1e3);
-            write!(f, ", synthetic compute of {ms} ms a batch")?;
-        }
-        write!(f, ", gradient of {}", super::numbers::bytes(4.0 * self.elements as f64))?;
+        let bytes = numbers::bytes(4.0 * self.elements as f64);
+        write!(f, ", {}, gradient of {bytes}", compute_name(self.compute))?;
         if let Some(Slowdown { rank, delay }) = self.straggler {
             write!(f, ", worker {rank} slower by {} ms", delay.as_millis())?;
         }
         Ok(())
+    }
+}
+
+/// What tells this condition from those of the other groups: its link, and whatever else differs.
+pub fn title(condition: &Condition, groups: &[Group]) -> String {
+    let differs = |same: fn(&Condition, &Condition) -> bool| {
+        groups.iter().any(|other| !same(&other.condition, condition))
+    };
+    let mut title = link_name(&condition.link);
+    if let Some(Slowdown { rank, delay }) = condition.straggler {
+        title += &format!(" with worker {rank} slower by {} ms", delay.as_millis());
+    }
+    if differs(|a, b| a.elements == b.elements) {
+        title += &format!(" with gradients of {}", numbers::bytes(4.0 * condition.elements as f64));
+    }
+    if differs(|a, b| a.compute == b.compute) {
+        title += &format!(" with {}", compute_name(condition.compute));
+    }
+    title
+}
+
+/// What all groups have in common beside the link, in a sentence.
+pub fn shared(groups: &[Group]) -> String {
+    let Some(Group { condition: first, .. }) = groups.first() else { return String::new() };
+    let all = |same: fn(&Condition, &Condition) -> bool| {
+        groups.iter().all(|other| same(&other.condition, first))
+    };
+    let mut parts = Vec::new();
+    if all(|a, b| a.elements == b.elements) {
+        parts.push(format!("a gradient of {}", numbers::bytes(4.0 * first.elements as f64)));
+    }
+    if all(|a, b| a.compute == b.compute) {
+        parts.push(compute_name(first.compute));
+    }
+    let mut sentence = match parts.as_slice() {
+        [] => String::new(),
+        parts => format!("Everywhere: {}.", parts.join(", ")),
+    };
+    if groups.iter().any(|group| group.condition.is_synthetic()) {
+        sentence += " Synthetic compute: workers wait that long instead of computing, so that many \
+                     fit one machine.";
+    }
+    sentence
+}
+
+fn compute_name(compute: Compute) -> String {
+    match compute {
+        Compute::Kernels => "real compute".to_owned(),
+        Compute::Synthetic { batch } => {
+            let ms = numbers::short(batch.as_secs_f64() * 1e3);
+            format!("synthetic compute of {ms} ms a batch")
+        }
+        Compute::Trace { batch, .. } => {
+            let ms = numbers::short(batch.as_secs_f64() * 1e3);
+            format!("synthetic compute as recorded, {ms} ms a batch")
+        }
     }
 }
 
@@ -144,8 +199,14 @@ pub fn step_ms(cell: &Cell) -> f64 {
     ratio(1e3 * cell.batch as f64, cell.images_per_s).unwrap_or(0.0)
 }
 
-/// What is left of a mean step when waiting is taken away.
+/// Milliseconds of a step if messages cost nothing.
 pub fn compute_ms(cell: &Cell) -> f64 {
+    // Cells of old sweeps do not say it.
+    if cell.compute_ms > 0.0 { cell.compute_ms } else { own_compute_ms(cell) }
+}
+
+/// Milliseconds for which a worker computes in a mean step.
+pub fn own_compute_ms(cell: &Cell) -> f64 {
     (step_ms(cell) - cell.waited_ms).max(0.0)
 }
 

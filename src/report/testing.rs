@@ -31,7 +31,9 @@ pub fn cell(topology: &str, workers: usize, images_per_s: f64) -> Cell {
         step: StepTimes { p50: step_ms, p99: 1.2 * step_ms, samples: Vec::new() },
         busiest_node: NodeBytes { sent: 250_000.0, received: 250_000.0 },
         waited_ms: (step_ms - compute_ms).max(0.0),
+        compute_ms,
         staleness: None,
+        machine_busy: None,
     }
 }
 
@@ -94,6 +96,7 @@ pub fn run(name: &str, workers: usize, images_per_s: f64, test_accuracy: f64) ->
         traffic: Traffic::default(),
         busiest_node_bytes_per_step: BytesPerStep::default(),
         waited_ms: vec![vec![0.0; workers]; workers],
+        plan: None,
         server: None,
         views: Vec::new(),
         redone_steps: 0,
@@ -106,5 +109,6 @@ pub fn run(name: &str, workers: usize, images_per_s: f64, test_accuracy: f64) ->
         summary: Some(summary),
         steps: [1, 10, 50, 100].map(step).to_vec(),
         epochs: vec![epoch],
+        timeline: None,
     }
 }

@@ -1,27 +1,32 @@
 //! Steps by all-reduce: every worker computes its share of the gradient sums, the sums are reduced
 //! over all workers, and each applies the same optimizer to its own copy of the parameters.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::RunConfig;
 use crate::data::Dataset;
-use crate::data::sampler::{Sampler, share};
+use crate::data::sampler::{Sampler, samples, tiles};
 use crate::model::layout::{BUCKETS, LOSS_SCALE, PARAMETERS, SCALE_COUNT, TENSORS};
+use crate::net::NetError;
 use crate::numerics::fixed_point::FixedPoint;
 use crate::numerics::schedule::learning_rate;
+use crate::protocol::balancer::Balancer;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::membership::View;
 
 use super::collective::{Collective, CollectiveError, Solo, Traffic};
-use super::engine::{EngineDescription, GradientEngine};
+use super::device_loss::LostEngine;
+use super::engine::{EngineDescription, EngineError, GradientEngine, Reopen};
 use super::evaluate::{Evaluation, evaluate};
-use super::metrics::milliseconds;
+use super::metrics::{PlanReport, milliseconds};
+use super::timeline::{Timeline, Track};
 use super::trainer::{TrainError, TrainingState};
 use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
-use super::vectors::{Reduced, empty_vectors, pack, unpack};
+use super::vectors::{Reduced, computed_us, empty_vectors, pack, unpack};
 use super::views::{Joined, Regrouped, Standing, Views};
 
 /// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
@@ -38,12 +43,19 @@ pub struct AllReduce {
     generation: u32,
     /// Finds the others again when the group has broken; without it, that is the end.
     views: Option<Box<dyn Views>>,
+    /// Opens another engine in the place of one whose device was lost; that is tried once.
+    reopen: Option<Reopen>,
     /// What went over the groups before this one.
     traffic_before: Traffic,
     /// Set from outside to end the run after the current step, on all workers alike.
     stop: Arc<AtomicBool>,
     /// Whether a bucket is reduced while the next one is computed.
     overlap: bool,
+    /// Says which worker computes what in this view.
+    balancer: Balancer,
+    rebalance: Option<NonZero<u32>>,
+    /// Changes of the plan in the views before.
+    changes_before: u64,
     total_steps: u64,
     sampler: Sampler,
     gradients: Vec<f32>,
@@ -53,6 +65,7 @@ pub struct AllReduce {
     packed: Vec<Vec<u32>>,
     /// For how long each worker of the present group has waited for each other one, by rank.
     waited: Vec<Vec<Duration>>,
+    timeline: Timeline,
 }
 
 /// What a worker's part consists of.
@@ -66,11 +79,15 @@ pub struct AllReduceParts {
     /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
     /// are computed, for comparison.
     pub overlap: bool,
+    /// The shares follow the workers' speeds, and change once in so many steps at most; none: they
+    /// stay equal. The same for all workers.
+    pub rebalance: Option<NonZero<u32>>,
 }
 
 impl AllReduce {
     pub fn new(parts: AllReduceParts) -> AllReduce {
-        let AllReduceParts { config, dataset, engine, collective, stop, overlap } = parts;
+        let AllReduceParts { config, dataset, engine, collective, stop, overlap, rebalance } =
+            parts;
         let samples = dataset.train.labels.len();
         let world = collective.world_size();
         AllReduce {
@@ -82,6 +99,11 @@ impl AllReduce {
             waited: vec![vec![Duration::ZERO; world]; world],
             generation: 0,
             views: None,
+            reopen: None,
+            balancer: Balancer::new(world, tiles(config.batch.min(samples)), rebalance),
+            rebalance,
+            changes_before: 0,
+            timeline: Timeline::default(),
             traffic_before: Traffic::default(),
             config,
             dataset,
@@ -92,9 +114,21 @@ impl AllReduce {
         }
     }
 
+    /// Keeps what is done when.
+    pub fn recorded(mut self, timeline: Timeline) -> AllReduce {
+        self.timeline = timeline;
+        self
+    }
+
     /// Lets the run go on in the next view when the group breaks.
     pub fn elastic(mut self, views: Box<dyn Views>) -> AllReduce {
         self.views = Some(views);
+        self
+    }
+
+    /// Lets the run go on with a new engine, once, when the device is lost.
+    pub fn reopening(mut self, reopen: Reopen) -> AllReduce {
+        self.reopen = Some(reopen);
         self
     }
 }
@@ -112,6 +146,9 @@ impl Update for AllReduce {
             if maxima.iter().any(|m| !m.is_finite()) {
                 return Err(self.diverged(state.step));
             }
+            if reduced.samples as usize != batch {
+                return Err(TrainError::SharesDiffer { step: state.step + 1 });
+            }
             if fixed_point.exceeded(&maxima).next().is_none() {
                 break (fixed_point, reduced);
             }
@@ -124,19 +161,23 @@ impl Update for AllReduce {
         if let Some(views) = &mut self.views {
             views.completing(self.generation, state.step + 1)?;
         }
+        let reduced_at = Instant::now();
         let lr = learning_rate(&self.config, state.step, self.total_steps);
         self.mean_gradients(&fixed_point, reduced.samples);
         if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
             return Err(self.diverged(state.step));
         }
+        self.timeline.span(Track::Optimizer, state.step, reduced_at);
         state.maxima = maxima;
         state.step += 1;
+        let rebalanced = self.balancer.observe(tiles(batch), computed_us(&self.vectors));
         Ok(StepOutcome {
             loss_sum: fixed_point.dequantize(LOSS_SCALE, reduced.loss),
             samples: reduced.samples,
             lr,
             redone: attempt,
             stop: reduced.stop,
+            rebalanced,
             compute: spent.compute,
             comm: spent.comm,
             comm_busy: spent.comm_busy,
@@ -210,6 +251,9 @@ impl Update for AllReduce {
             self.vectors = empty_vectors(world);
             self.packed = vec![Vec::new(); BUCKETS.len()];
             self.waited = vec![vec![Duration::ZERO; world]; world];
+            // What the members know of each other's speeds may differ by a step.
+            self.changes_before += self.balancer.changes();
+            self.balancer = Balancer::new(world, self.balancer.plan().total(), self.rebalance);
             match self.agree(state, standing, &joined) {
                 Ok(standing) => {
                     let view = View { changes, ..joined.view };
@@ -219,6 +263,25 @@ impl Update for AllReduce {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn replace_engine(&mut self, lost: EngineError) -> Result<Option<CollectiveError>, TrainError> {
+        let others = self.workers() > 1;
+        // A group that cannot change has no place for a worker that comes again.
+        let can_leave = self.views.is_some() || !others;
+        let Some(reopen) = self.reopen.take().filter(|_| can_leave) else {
+            return Err(lost.into());
+        };
+        tracing::warn!("{lost}; a new device is opened");
+        if let Some(views) = self.views.as_mut().filter(|_| others) {
+            views.leave();
+        }
+        // Memory that the old device holds may be what the new one needs.
+        self.engine = Box::new(LostEngine(self.engine.description()));
+        let lost = Box::new(lost);
+        self.engine = reopen().map_err(|reason| EngineError::NotReplaced { lost, reason })?;
+        let comes_again = || NetError::Interrupted("this worker has a new device".to_owned());
+        Ok(others.then(|| comes_again().into()))
     }
 
     fn workers(&self) -> usize {
@@ -242,6 +305,11 @@ impl Update for AllReduce {
             waited_ms: (self.waited.iter())
                 .map(|waits| waits.iter().copied().map(milliseconds).collect())
                 .collect(),
+            plan: Some(PlanReport {
+                tiles: self.balancer.plan().clone(),
+                changes: self.changes_before + self.balancer.changes(),
+                rebalance: self.rebalance,
+            }),
             server: None,
         }
     }
@@ -311,8 +379,9 @@ impl AllReduce {
         let collective = self.collective.as_mut();
         let busy_before = collective.busy();
         let batch = self.sampler.batch(step);
-        let (world, rank) = (collective.world_size(), collective.rank());
-        let mine = share(batch.len(), world, rank);
+        let rank = collective.rank();
+        let mine = self.balancer.plan().run(tiles(batch.len()), rank);
+        let mine = samples(mine, batch.len());
         self.engine.begin_step(&state.parameters, &batch[mine], fixed_point)?;
         let id = |index| CollectiveId {
             generation: self.generation,
@@ -324,6 +393,7 @@ impl AllReduce {
             let reduction = pack(wire, &BUCKETS[index], vector, packed);
             collective.start(id(index), reduction, std::mem::take(packed))
         };
+        let (mut computed_at, mut started_at) = (began, [began; BUCKETS.len()]);
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
@@ -331,7 +401,9 @@ impl AllReduce {
             control.fill(0);
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
             control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
+            computed_at = self.timeline.span(Track::Compute(index), step, computed_at);
             if self.overlap {
+                started_at[index] = Instant::now();
                 start(index, vector, &mut self.packed[index])?;
             }
         }
@@ -339,15 +411,18 @@ impl AllReduce {
         if !self.overlap {
             let vectors = self.vectors.iter_mut().zip(&mut self.packed);
             for (index, (vector, packed)) in vectors.enumerate() {
+                started_at[index] = Instant::now();
                 start(index, vector, packed)?;
             }
         }
         spent.compute += computed - began;
         let vectors = self.vectors.iter_mut().zip(&mut self.packed);
-        for (bucket, (vector, packed)) in BUCKETS.iter().zip(vectors) {
+        for (index, (bucket, (vector, packed))) in BUCKETS.iter().zip(vectors).enumerate() {
             *packed = collective.finish()?;
+            self.timeline.span(Track::Communication(index), step, started_at[index]);
             unpack(wire, bucket, packed, vector);
         }
+        self.timeline.span(Track::Waiting, step, computed);
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
         self.note_waits();
@@ -356,8 +431,7 @@ impl AllReduce {
 
     /// All workers wait for the one that has computed longest, in the ring as in any all-reduce.
     fn note_waits(&mut self) {
-        let (Some(bucket), Some(vector)) = (BUCKETS.last(), self.vectors.last()) else { return };
-        let computed = &vector[bucket.words() + 1..];
+        let computed = computed_us(&self.vectors);
         let Some((slowest, &longest)) = computed.iter().enumerate().max_by_key(|(_, us)| **us)
         else {
             return;

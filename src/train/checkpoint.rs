@@ -117,9 +117,10 @@ pub fn encode_model(run: Provenance<'_>, parameters: &[f32]) -> Vec<u8> {
 }
 
 /// Writes a file so that a crash leaves either the old state or the new: beside, fsync, rename.
+/// Several processes may write the same one.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
+    temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = PathBuf::from(temporary);
     let mut file = fs::File::create(&temporary)?;
     file.write_all(bytes)?;

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::net::{
-    GroupHandle, GroupOptions, Interrupt, NetError, Selection, SelectionReport, probe,
+    GroupHandle, GroupOptions, Interrupt, NetError, Seat, Selection, SelectionReport, Station,
+    probe,
 };
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::cost_model::Link;
-use crate::protocol::exchange::Algorithm;
+use crate::protocol::exchange::{Algorithm, Strategy};
 
 /// An all-reduce among the workers of a view.
 ///
@@ -152,25 +153,25 @@ impl Group {
     /// # Panics
     /// If `rank` is not an index of `peers`.
     pub fn join(options: GroupOptions) -> Result<Group, NetError> {
-        Group::join_view(options, 0, Interrupt::default())
+        let (strategy, world) = (options.strategy, options.peers.len());
+        Ok(Group::new(GroupHandle::join(options)?, strategy, world))
     }
 
-    /// As [`join`](Group::join), for the view of this generation; the interrupt ends it.
+    /// As [`join`](Group::join), at a station; the interrupt ends it.
     ///
     /// # Errors
     /// As [`join`](Group::join), and if the interrupt is raised meanwhile.
     ///
     /// # Panics
     /// If `rank` is not an index of `peers`.
-    pub fn join_view(
-        options: GroupOptions,
-        generation: u32,
-        interrupt: Interrupt,
-    ) -> Result<Group, NetError> {
-        let (strategy, world) = (options.strategy, options.peers.len());
-        let handle = GroupHandle::join_view(options, generation, interrupt)?;
+    pub fn join_at(station: &Station, seat: Seat, interrupt: Interrupt) -> Result<Group, NetError> {
+        let (strategy, world) = (seat.strategy, seat.peers.len());
+        Ok(Group::new(GroupHandle::join_at(station, seat, interrupt)?, strategy, world))
+    }
+
+    fn new(handle: GroupHandle, strategy: Strategy, world: usize) -> Group {
         let selection = Selection::new(strategy, world, None);
-        Ok(Group { handle, selection, under_way: VecDeque::new(), buffers: 0 })
+        Group { handle, selection, under_way: VecDeque::new(), buffers: 0 }
     }
 
     /// What the link to the other workers is like. It is measured when it is first needed, for a

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::gpu::Engine;
+use crate::gpu::{Engine, GpuError};
 use crate::numerics::fixed_point::FixedPoint;
 use crate::reference::engine::ReferenceEngine;
 
@@ -37,7 +37,19 @@ pub trait GradientEngine: Send {
 
     /// What the engine runs on, for people and for `run.json`.
     fn description(&self) -> EngineDescription;
+
+    /// Takes the device away from under the engine, as a failing driver does; says whether there
+    /// was one. For tests.
+    fn destroy_device(&mut self) -> bool {
+        false
+    }
 }
+
+/// Opens an engine anew when its device was lost.
+pub type Reopen = Box<dyn FnOnce() -> Result<Box<dyn GradientEngine>, Cause> + Send>;
+
+/// Why an engine could not be opened, by whatever opens it.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// What an engine runs on.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -56,7 +68,17 @@ pub struct EngineDescription {
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]
-    Gpu(#[from] crate::gpu::GpuError),
+    Gpu(#[from] GpuError),
+    #[error("{lost}; and no other device could be opened in its place: {reason}")]
+    NotReplaced { lost: Box<EngineError>, reason: Cause },
+}
+
+impl EngineError {
+    /// Whether the same engine on a new device may well go on.
+    pub fn is_device_lost(&self) -> bool {
+        use GpuError::{Lost, OutOfMemory, Timeout};
+        matches!(self, EngineError::Gpu(Lost { .. } | OutOfMemory { .. } | Timeout { .. }))
+    }
 }
 
 impl GradientEngine for Engine {
@@ -90,6 +112,11 @@ impl GradientEngine for Engine {
             driver: adapter.driver.clone(),
             kernels: self.kernels().to_owned(),
         }
+    }
+
+    fn destroy_device(&mut self) -> bool {
+        Engine::destroy_device(self);
+        true
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is measured during a run and what a run leaves behind: `metrics.jsonl` and `run.json`.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::RunConfig;
 use crate::net::SelectionReport;
 use crate::protocol::membership::Change;
+use crate::protocol::plan::Plan;
 
 use super::collective::Traffic;
 use super::server::ServerPlan;
@@ -55,6 +57,17 @@ pub struct ServerReport {
     pub dropped: u64,
     /// Workers that were lost on the way, by rank.
     pub lost_workers: Vec<usize>,
+}
+
+/// What each worker computes of a step, and how that came to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// Tiles of a whole batch, by rank, at the end.
+    pub tiles: Plan,
+    /// How often the plan has changed within views.
+    pub changes: u64,
+    /// Least number of steps between changes; null where the shares stay equal.
+    pub rebalance: Option<NonZero<u32>>,
 }
 
 /// Mean bytes of a step through one node.
@@ -182,6 +195,8 @@ pub struct RunSummary {
     /// For how long each worker has waited for each other one: `[who][for whom]`.
     #[serde(default)]
     pub waited_ms: Vec<Vec<f64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerReport>,
     pub views: Vec<ViewReport>,

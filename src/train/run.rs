@@ -4,16 +4,19 @@
 use std::time::{Duration, Instant};
 
 use crate::net::NetError;
+use crate::protocol::plan::Plan;
 
 use super::checkpoint::Provenance;
 use super::collective::CollectiveError;
+use super::engine::EngineError;
 use super::event::{Event, Observer, Started};
 use super::metrics::{
-    BytesPerStep, EpochReport, MetricsLine, Percentiles, RunSummary, StepReport, StepTotals,
-    ViewReport, hex, milliseconds,
+    BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
+    StepTotals, ViewReport, hex, milliseconds,
 };
+use super::progress::Progress;
 use super::run_folder::RunFolder;
-use super::trainer::{TrainError, Trainer, parameters_sha256};
+use super::trainer::{Heir, TrainError, Trainer, parameters_sha256};
 use super::views::{Regrouped, Standing};
 
 /// No run has as many steps.
@@ -21,6 +24,10 @@ const NOT_REPORTED: u64 = u64::MAX;
 
 /// Between two step events to the observer: a display needs no more.
 const STEP_EVENT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Shares are told when at least a fifth of the batch has changed hands, and more than a tile.
+const PLAN_PARTS_TOLD: u32 = 5;
+const PLAN_TILES_TOLD: u32 = 2;
 
 /// A trainer under way.
 pub(super) struct Run {
@@ -45,6 +52,9 @@ pub(super) struct Run {
     /// What the collective was busy with in steps: not with digests and evaluations.
     comm_busy: Duration,
     last_step_event: Option<Instant>,
+    /// The shares in this view that the observer was told of last.
+    told_plan: Option<Plan>,
+    progress: Progress,
     stopped: bool,
 }
 
@@ -63,6 +73,8 @@ impl Run {
             views: if trainer.joins { Vec::new() } else { vec![first_view(&trainer)] },
             comm_busy: Duration::ZERO,
             last_step_event: None,
+            told_plan: None,
+            progress: Progress::default(),
             stopped: false,
             trainer,
         }
@@ -93,6 +105,9 @@ impl Run {
         while let Err(error) = checked.and_then(|()| self.train(total_steps, observer)) {
             match error {
                 TrainError::Collective(error) => self.regroup(error, observer)?,
+                TrainError::Engine(lost) if lost.is_device_lost() => {
+                    self.replace_engine(lost, observer)?;
+                }
                 error => return Err(error),
             }
             checked = Ok(());
@@ -103,7 +118,7 @@ impl Run {
             None => {
                 observer.event(Event::Notice { text: "the run is over: nothing to train".into() });
                 // What the run has left must not be replaced by the figures of no step at all.
-                (self.trainer.folder, self.trainer.heir_of) = (None, None);
+                (self.trainer.folder, self.trainer.heir) = (None, None);
                 self.report_epoch(self.trainer.state.step.div_ceil(steps_per_epoch), observer)?
             }
         };
@@ -145,7 +160,10 @@ impl Run {
         total_steps: u64,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let report = self.run_step(epoch)?;
+        let (report, rebalanced) = self.run_step(epoch)?;
+        if rebalanced {
+            self.tell_plan(observer);
+        }
         if let Some(folder) = &mut self.trainer.folder {
             folder.sample_step(&report)?;
         }
@@ -160,8 +178,26 @@ impl Run {
         if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
             self.last_step_event = Some(Instant::now());
             observer.event(Event::Step(report));
+            self.tell_progress(observer);
         }
         Ok(())
+    }
+
+    /// Goes on with a new device, if there is one.
+    fn replace_engine(
+        &mut self,
+        lost: EngineError,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let text = format!("{lost}; a new device takes its place");
+        match self.trainer.update.replace_engine(lost)? {
+            Some(error) => self.regroup(error, observer),
+            None => {
+                self.redone_steps += u64::from(std::mem::take(&mut self.in_step));
+                observer.event(Event::Notice { text });
+                Ok(())
+            }
+        }
     }
 
     /// Goes on in the next view, if there is one.
@@ -187,11 +223,12 @@ impl Run {
         let stood_still = self.moved_at.elapsed();
         self.moved_at = Instant::now();
         self.redone_steps += redone;
+        self.progress.redone_steps += redone;
         if rank == 0
             && self.trainer.folder.is_none()
-            && let Some(path) = &self.trainer.heir_of
+            && let Some(Heir { path, config_toml, .. }) = &self.trainer.heir
         {
-            let mut folder = RunFolder::take_over(path, now_at)?;
+            let mut folder = RunFolder::take_over(path, config_toml, now_at)?;
             if let Some(report) = self.last_report.as_ref().filter(|report| report.step == now_at) {
                 folder.append(&MetricsLine::Epoch(report.clone()))?;
             }
@@ -203,6 +240,7 @@ impl Run {
         let seconds = stood_still.as_secs_f64();
         let text = format!("{view}; the ring stood still for {seconds:.2} s, {redone} step redone");
         observer.event(Event::Notice { text });
+        self.told_plan = None;
         self.views.push(ViewReport {
             generation: view.generation,
             members: view.members.iter().map(|member| member.addresses.join(" or ")).collect(),
@@ -242,7 +280,17 @@ impl Run {
             folder.append(&MetricsLine::Epoch(report.clone()))?;
         }
         observer.event(Event::Epoch(report.clone()));
+        self.progress.epoch(&report);
+        self.tell_progress(observer);
         Ok(report)
+    }
+
+    /// Tells the sums so far.
+    fn tell_progress(&mut self, observer: &mut dyn Observer) {
+        self.progress.traffic = self.trainer.update.report().traffic;
+        self.progress.workers = self.trainer.update.workers();
+        self.progress.generation = self.views.last().map_or(0, |view| view.generation);
+        observer.event(Event::Progress(Box::new(self.progress.clone())));
     }
 
     /// Says after the first step which algorithms the run begins with, if there was a choice; which
@@ -268,8 +316,24 @@ impl Run {
         }
     }
 
-    /// One optimizer update.
-    fn run_step(&mut self, epoch: u64) -> Result<StepReport, TrainError> {
+    /// Says that the workers have other shares now, if they differ much from what was said last.
+    fn tell_plan(&mut self, observer: &mut dyn Observer) {
+        let Some(PlanReport { tiles: plan, .. }) = self.trainer.update.report().plan else {
+            return;
+        };
+        let equal = || Plan::equal(plan.tiles().len(), plan.total());
+        let told = self.told_plan.take().unwrap_or_else(equal);
+        if plan.moved_from(&told) < plan.total().div_ceil(PLAN_PARTS_TOLD).max(PLAN_TILES_TOLD) {
+            self.told_plan = Some(told);
+            return;
+        }
+        let text = format!("shares by measured speed: {plan}, worker by worker");
+        observer.event(Event::Notice { text });
+        self.told_plan = Some(plan);
+    }
+
+    /// One optimizer update; and whether the workers' shares have changed with it.
+    fn run_step(&mut self, epoch: u64) -> Result<(StepReport, bool), TrainError> {
         let began = Instant::now();
         self.in_step = true;
         let outcome = self.trainer.update.step(&mut self.trainer.state)?;
@@ -290,7 +354,7 @@ impl Run {
         });
         self.step_ms.push(milliseconds(wall) as f32);
         self.first_step_ms.get_or_insert_with(|| milliseconds(self.trainer.started_at.elapsed()));
-        Ok(StepReport {
+        let report = StepReport {
             step: self.trainer.state.step,
             epoch: epoch + 1,
             loss: outcome.loss_sum / f64::from(outcome.samples.max(1)),
@@ -300,7 +364,19 @@ impl Run {
             comm_ms: milliseconds(outcome.comm),
             redone: outcome.redone,
             server: outcome.server,
-        })
+        };
+        self.progress.step(&report, outcome.samples);
+        Ok((report, outcome.rebalanced))
+    }
+
+    /// For the last checkpoint of a worker that did not write for all, if it has where to leave it.
+    pub(super) fn open_own_folder(&mut self) -> Result<(), TrainError> {
+        let own = self.trainer.heir.as_ref().filter(|heir| heir.is_own);
+        if let (None, Some(Heir { path, config_toml, .. })) = (&self.trainer.folder, own) {
+            self.trainer.folder =
+                Some(RunFolder::open_beside(path, config_toml, self.trainer.state.step)?);
+        }
+        Ok(())
     }
 
     /// Writes the state, which must be whole, if this worker writes.
@@ -360,6 +436,7 @@ impl Run {
             },
             traffic: report.traffic,
             waited_ms: report.waited_ms,
+            plan: report.plan,
             server: report.server,
             views: self.views.clone(),
             redone_steps: self.redone_steps,

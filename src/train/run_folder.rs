@@ -6,9 +6,11 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{
-    Provenance, encode_checkpoint, encode_model, file_name, step_of, write_atomically,
+    Provenance, encode_checkpoint, encode_model, file_name, read_checkpoint, step_of,
+    write_atomically,
 };
 use super::metrics::{MetricsLine, RunSummary, StepReport};
+use super::tensorboard::EventFile;
 use super::trainer::TrainingState;
 
 /// Between two step lines of `metrics.jsonl`: enough for a curve, little beside the training.
@@ -41,6 +43,7 @@ pub enum RunFolderError {
 pub struct RunFolder {
     path: PathBuf,
     metrics: fs::File,
+    events: EventFile,
 }
 
 impl RunFolder {
@@ -55,55 +58,86 @@ impl RunFolder {
         }
     }
 
+    /// Refuses a folder that holds the result of a run.
+    pub fn check_unfinished(path: &Path) -> Result<(), RunFolderError> {
+        if path.join(SUMMARY).exists() {
+            return Err(RunFolderError::Occupied { path: path.to_owned(), found: SUMMARY.into() });
+        }
+        Ok(())
+    }
+
     /// Makes the folder for a new run and writes `config.toml`; refuses one that holds a run.
     pub fn create(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
         RunFolder::check_free(path)?;
         fs::create_dir_all(path).map_err(|source| io(path, source))?;
-        RunFolder::open(path, config_toml)
+        RunFolder::open(path, config_toml, 0)
     }
 
     /// Opens the run's own folder to go on after `step` steps: what was logged later is about to be
     /// repeated and is taken out of `metrics.jsonl`. Refuses a folder that has a newer checkpoint,
-    /// which the next run to be resumed would take for its own.
+    /// which the next run to be resumed would take for its own; one that cannot be read is set aside.
     pub fn resume(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
-        let newer =
-            names(path)?.into_iter().find(|name| step_of(name).is_some_and(|other| other > step));
-        if let Some(newer) = newer {
-            return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
+        let is_newer = |name: &String| step_of(name).is_some_and(|other| other > step);
+        for newer in names(path)?.into_iter().filter(is_newer) {
+            let file = path.join(&newer);
+            if read_checkpoint(&file).is_ok() {
+                return Err(RunFolderError::Newer { path: path.to_owned(), step, newer });
+            }
+            // Set aside, so that it is there to be looked at and never in the way.
+            let damaged = path.join(format!("{newer}.damaged"));
+            fs::rename(&file, &damaged).map_err(|source| io(&file, source))?;
         }
         keep_metrics(path, |line| match line {
             MetricsLine::Step(report) => report.step <= step,
             MetricsLine::Epoch(report) => report.step <= step,
         })?;
-        RunFolder::open(path, config_toml)
+        RunFolder::open(path, config_toml, step)
     }
 
     /// Opens the folder of a run under way, whose writer is lost, to write on after `step` steps. A
     /// checkpoint that the lost one may have written later is the same run's, and will be written
-    /// again with the same bits.
-    pub fn take_over(path: &Path, step: u64) -> Result<RunFolder, RunFolderError> {
+    /// again with the same bits. On another machine there is no such folder yet.
+    pub fn take_over(
+        path: &Path,
+        config_toml: &str,
+        step: u64,
+    ) -> Result<RunFolder, RunFolderError> {
         // The new writer knows best whether the epoch behind this step was reported.
         keep_metrics(path, |line| match line {
             MetricsLine::Step(report) => report.step <= step,
             MetricsLine::Epoch(report) => report.step < step,
         })?;
-        RunFolder::open_metrics(path)
+        RunFolder::open_beside(path, config_toml, step)
     }
 
-    fn open(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
+    /// Opens a folder to which others may be writing, to leave a checkpoint in it.
+    pub fn open_beside(
+        path: &Path,
+        config_toml: &str,
+        step: u64,
+    ) -> Result<RunFolder, RunFolderError> {
+        fs::create_dir_all(path).map_err(|source| io(path, source))?;
+        if path.join("config.toml").exists() {
+            return RunFolder::open_metrics(path, step);
+        }
+        RunFolder::open(path, config_toml, step)
+    }
+
+    fn open(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
         let config = path.join("config.toml");
         write_atomically(&config, config_toml.as_bytes()).map_err(|source| io(&config, source))?;
-        RunFolder::open_metrics(path)
+        RunFolder::open_metrics(path, step)
     }
 
-    fn open_metrics(path: &Path) -> Result<RunFolder, RunFolderError> {
+    fn open_metrics(path: &Path, step: u64) -> Result<RunFolder, RunFolderError> {
         let metrics = path.join(METRICS);
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(&metrics)
             .map_err(|source| io(&metrics, source))?;
-        Ok(RunFolder { path: path.to_owned(), metrics: file })
+        let events = EventFile::create(path, step).map_err(|source| io(path, source))?;
+        Ok(RunFolder { path: path.to_owned(), metrics: file, events })
     }
 
     pub fn path(&self) -> &Path {
@@ -120,13 +154,14 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Appends a line to `metrics.jsonl`.
+    /// Appends a line to `metrics.jsonl`, and its scalars to the event file.
     pub fn append(&mut self, line: &MetricsLine) -> Result<(), RunFolderError> {
         let mut text = serde_json::to_string(line).expect("a report serializes");
         text.push('\n');
         self.metrics
             .write_all(text.as_bytes())
-            .map_err(|source| io(&self.path.join(METRICS), source))
+            .map_err(|source| io(&self.path.join(METRICS), source))?;
+        self.events.line(line).map_err(|source| io(&self.path, source))
     }
 
     /// Writes `checkpoint-<step>.safetensors` and `model.safetensors`, each atomically.
@@ -207,6 +242,9 @@ fn io(path: &Path, source: std::io::Error) -> RunFolderError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RunConfig;
+    use crate::data::DataPlan;
+    use crate::data::dataset::{Dataset, ImageSet, Normalization};
 
     fn report(step: u64) -> StepReport {
         StepReport {
@@ -273,7 +311,10 @@ mod tests {
         let mut run = RunFolder::create(folder.path(), "name = 1").unwrap();
         (1..=40).for_each(|step| run.sample_step(&report(step)).unwrap());
         fs::write(folder.path().join(file_name(31)), "").unwrap();
-        RunFolder::take_over(folder.path(), 30).unwrap().sample_step(&report(40)).unwrap();
+        RunFolder::take_over(folder.path(), "name = 1", 30)
+            .unwrap()
+            .sample_step(&report(40))
+            .unwrap();
         let text = fs::read_to_string(folder.path().join(METRICS)).unwrap();
         assert_eq!(text.lines().count(), 5, "{text}");
         assert_eq!(fs::read_to_string(folder.path().join("config.toml")).unwrap(), "name = 1");
@@ -282,9 +323,27 @@ mod tests {
     #[test]
     fn a_folder_with_a_newer_checkpoint_is_not_resumed_from_an_older_one() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(file_name(200)), "").unwrap();
+        let run = RunFolder::create(folder.path(), "").unwrap();
+        let config = RunConfig::default();
+        let dataset = Dataset {
+            name: "none".into(),
+            train: ImageSet { pixels: Vec::new(), labels: Vec::new() },
+            test: ImageSet { pixels: Vec::new(), labels: Vec::new() },
+            normalization: Normalization { scale: 1.0, offset: 0.0 },
+            sha256: [0; 32],
+        };
+        let provenance =
+            Provenance { config: &config, data: &DataPlan::default(), dataset: &dataset };
+        let state = TrainingState { step: 200, ..TrainingState::initial(&config) };
+        run.write_checkpoint(provenance, &state).unwrap();
         let error = RunFolder::resume(folder.path(), "", 25).unwrap_err();
         assert!(error.to_string().contains("checkpoint-200"), "{error}");
         assert!(RunFolder::resume(folder.path(), "", 200).is_ok());
+        // A damaged one is no reason, and in nobody's way.
+        let newest = folder.path().join(file_name(200));
+        let half = fs::read(&newest).unwrap().len() / 2;
+        fs::write(&newest, &fs::read(&newest).unwrap()[..half]).unwrap();
+        assert!(RunFolder::resume(folder.path(), "", 25).is_ok());
+        assert!(!newest.exists());
     }
 }

@@ -40,6 +40,11 @@ pub enum TrainError {
          not compute the same values twice"
     )]
     NotReproducible { step: u64 },
+    #[error(
+        "the workers' shares do not make up the batch of step {step}: start all of them with the \
+         same --rebalance"
+    )]
+    SharesDiffer { step: u64 },
     #[error("{0}")]
     Parted(Box<Ending>),
     #[error("the state that was handed over does not fit: {0}")]
@@ -100,6 +105,16 @@ pub fn parameters_sha256(parameters: &[f32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
+/// Where a worker writes that did not write at first.
+#[derive(Clone, Debug)]
+pub struct Heir {
+    pub path: PathBuf,
+    /// What `config.toml` holds.
+    pub config_toml: String,
+    /// Whether it is this worker's own: then it leaves its last state there when it loses the others.
+    pub is_own: bool,
+}
+
 /// What a trainer works with and what it leaves behind. The result is decided by the
 /// configuration, the data and the state alone.
 pub struct Trainer {
@@ -120,8 +135,8 @@ pub struct Trainer {
     pub started_at: Instant,
     /// Names of the view's members, by rank, for `run.json`.
     pub members: Vec<String>,
-    /// The run's folder, for a worker that may come to write for all: whenever it becomes rank 0.
-    pub heir_of: Option<PathBuf>,
+    /// For a worker that may come to write for all: whenever it becomes rank 0.
+    pub heir: Option<Heir>,
     /// Comes into a run under way: the state is replaced by the others'.
     pub joins: bool,
 }
@@ -143,7 +158,10 @@ impl Trainer {
             // The state is that of the last completed step: what the others did since is not lost.
             // Where it cannot be made whole any more, the last checkpoint stands.
             match run.trainer.update.complete(&mut run.trainer.state) {
-                Ok(()) => run.write_checkpoint(observer)?,
+                Ok(()) => {
+                    run.open_own_folder()?;
+                    run.write_checkpoint(observer)?;
+                }
                 Err(error) => tracing::warn!("the last checkpoint stands: {error}"),
             }
         }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::net::SelectionReport;
 
 use super::collective::{CollectiveError, Traffic};
-use super::engine::EngineDescription;
+use super::engine::{EngineDescription, EngineError};
 use super::evaluate::Evaluation;
-use super::metrics::{ServedStep, ServerReport};
+use super::metrics::{PlanReport, ServedStep, ServerReport};
 use super::trainer::{TrainError, TrainingState};
 use super::views::{Regrouped, Standing};
 
@@ -44,6 +44,15 @@ pub trait Update: Send {
         Err(error.into())
     }
 
+    /// Tries once to compute on a new device in the place of one that was lost; returns that after
+    /// which to [`regroup`](Update::regroup), where the others have gone on meanwhile.
+    ///
+    /// # Errors
+    /// The loss itself, where nothing can be done about it.
+    fn replace_engine(&mut self, lost: EngineError) -> Result<Option<CollectiveError>, TrainError> {
+        Err(lost.into())
+    }
+
     /// Workers that take part.
     fn workers(&self) -> usize;
 
@@ -72,6 +81,8 @@ pub struct StepOutcome {
     pub redone: u32,
     /// A worker wants the run to end here.
     pub stop: bool,
+    /// From the next step on the workers have other shares.
+    pub rebalanced: bool,
     /// Until the last bucket was read back, over all attempts.
     pub compute: Duration,
     /// What was waited for the others after that.
@@ -95,6 +106,8 @@ pub struct UpdateReport {
     pub traffic: Traffic,
     /// For how long each worker has waited for each other one: `[who][for whom]`.
     pub waited_ms: Vec<Vec<f64>>,
+    /// What each worker computes, where the workers decide that themselves.
+    pub plan: Option<PlanReport>,
     /// Where there are parameter servers.
     pub server: Option<ServerReport>,
 }

@@ -82,6 +82,12 @@ impl Reduced {
     }
 }
 
+/// For how many microseconds each worker has computed, by rank: those of the last bucket count.
+pub(super) fn computed_us(reduced: &[Vec<u32>]) -> &[u32] {
+    let (Some(bucket), Some(vector)) = (BUCKETS.last(), reduced.last()) else { return &[] };
+    &vector[bucket.words() + 1..]
+}
+
 /// Words behind a bucket's maxima, of which the maximum is taken too: whether a worker wants to stop,
 /// and for how many microseconds each worker has computed so far.
 const fn control_words(world: usize) -> usize {

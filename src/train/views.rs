@@ -21,6 +21,10 @@ pub trait Views: Send {
     /// # Errors
     /// If the run is over for this worker, or if its own machine is at fault.
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError>;
+
+    /// Leaves the others, who go on without this worker. [`next`](Views::next) then asks to be let in
+    /// again, as a new member.
+    fn leave(&mut self);
 }
 
 /// A view that this worker has joined.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use annulet::config::Kernels;
 use annulet::data::dataset::{Dataset, ImageSet, Normalization};
-use annulet::gpu::{AdapterChoice, Engine, EngineSettings, Sums};
+use annulet::gpu::{AdapterChoice, Engine, EngineSettings, GpuError, Sums};
 use annulet::model::ModelKind;
 use annulet::model::initial::initial_parameters;
 use annulet::model::layers::{CLASSES, IMAGE_PIXELS};
@@ -278,6 +278,36 @@ fn indices(samples: usize) -> Vec<u32> {
 
 fn fixed_point(samples: usize) -> FixedPoint {
     FixedPoint::for_batch(samples, &[8.0; SCALE_COUNT])
+}
+
+#[test]
+fn a_destroyed_device_is_a_lost_one() {
+    let fixed_point = FixedPoint::for_batch(48, &[8.0; SCALE_COUNT]);
+    let indices: Vec<u32> = (0..48).collect();
+    for kernels in [Kernels::Portable, Kernels::Lane] {
+        for in_step in [false, true] {
+            let best = AdapterChoice::Best;
+            let mut engine = open(&best, kernels, ModelKind::default(), Sums::Exact);
+            step(&mut engine, &indices, &fixed_point);
+            let mut result = Ok(());
+            if in_step {
+                result = engine.begin_step(&parameters(), &indices, &fixed_point);
+            }
+            engine.destroy_device();
+            if !in_step {
+                result = engine.begin_step(&parameters(), &indices, &fixed_point);
+            }
+            for (index, bucket) in BUCKETS.iter().enumerate() {
+                let mut words = vec![0; bucket.words()];
+                result = result.and_then(|()| engine.finish_bucket(index, &mut words));
+            }
+            let is_lost =
+                |result: &Result<(), GpuError>| matches!(result, Err(GpuError::Lost { .. }));
+            assert!(is_lost(&result), "{kernels:?}, in a step {in_step}: {result:?}");
+            let result = engine.logits(&parameters(), 0..4, &mut Vec::new());
+            assert!(is_lost(&result), "{kernels:?}, logits: {result:?}");
+        }
+    }
 }
 
 /// Reserves memory for three tiles: larger steps make it grow.

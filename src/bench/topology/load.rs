@@ -8,7 +8,7 @@ use crate::bench::BenchError;
 use crate::bench::step::images_without_sense;
 use crate::config::{Kernels, RunConfig};
 use crate::data::sampler::{Sampler, share};
-use crate::launch::worker::{EngineRequest, open_engine};
+use crate::launch::engines::{EngineRequest, open_engine};
 use crate::model::layout::{BUCKETS, SCALE_COUNT};
 use crate::numerics::fixed_point::{FixedPoint, INITIAL_MAXIMUM};
 use crate::simulate::Scenario;

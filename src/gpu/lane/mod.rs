@@ -205,6 +205,13 @@ impl KernelSet for LaneSet {
     fn time_kernels(&mut self) -> Result<KernelTimes, GpuError> {
         self.instances[0].time_stages()
     }
+
+    fn destroy_device(&self) {
+        // The last one: the first has work under way when this is found out.
+        if let Some(instance) = self.instances.last() {
+            instance.gpu().device.destroy();
+        }
+    }
 }
 
 impl Totals {

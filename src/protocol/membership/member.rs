@@ -137,7 +137,7 @@ impl Membership {
                 } else if now >= *ask_at {
                     let to = contacts[*next % contacts.len()];
                     *next += 1;
-                    *ask_at = now + self.settings.answer_wait();
+                    *ask_at = now + self.settings.ask_interval();
                     let message = Message::Join { member: self.me.clone() };
                     self.actions.push_back(Action::Send { to, message });
                 }

@@ -29,6 +29,29 @@ pub struct Ballot {
     pub proposer: MemberId,
 }
 
+impl Message {
+    /// The members that the message names, with their addresses.
+    pub fn members(&self) -> &[Member] {
+        match self {
+            Message::Accept { view, .. }
+            | Message::Commit { view }
+            | Message::Promise { accepted: Some((_, view)), .. } => &view.members,
+            Message::Join { member } => std::slice::from_ref(member),
+            _ => &[],
+        }
+    }
+
+    /// Whether the view in it, if there is one, can be one: what a member decides never fails this.
+    pub fn is_sound(&self) -> bool {
+        match self {
+            Message::Accept { view, .. }
+            | Message::Commit { view }
+            | Message::Promise { accepted: Some((_, view)), .. } => view.is_sound(),
+            _ => true,
+        }
+    }
+}
+
 /// `generation` is always that of the view whose successor is sought; `Commit` carries the view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {

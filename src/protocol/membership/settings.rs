@@ -30,6 +30,11 @@ impl Settings {
         self.failure_timeout / 10
     }
 
+    /// How long a joiner waits for one member before it asks the next one.
+    pub(super) fn ask_interval(&self) -> Duration {
+        self.failure_timeout / 5
+    }
+
     /// How much later each further member proposes.
     pub(super) fn stagger(&self) -> Duration {
         self.failure_timeout / 20

@@ -67,7 +67,9 @@ pub fn successor(facts: &Facts<'_>) -> Result<View, NoSuccessor> {
         }
         if !facts.view.contains(id) {
             members.push(member.clone());
-            let why = "it asked to join".to_owned();
+            let from = member.addresses.join(" or ");
+            let from = if from.is_empty() { from } else { format!(" from {from}") };
+            let why = format!("it asked to join{from}");
             changes.push(Change { id, kind: ChangeKind::Came, why });
         }
     }
@@ -136,7 +138,8 @@ mod tests {
             view.to_string(),
             "generation 5: 3 workers from step 12; worker 1 left (its connection closed), \
              worker 2 left (it was asked to), worker 3 left (it did not answer), \
-             worker 7 came (it asked to join), worker 9 came (it asked to join)"
+             worker 7 came (it asked to join from 10.0.0.7:4400), \
+             worker 9 came (it asked to join from 10.0.0.9:4400)"
         );
     }
 

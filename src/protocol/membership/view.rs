@@ -1,5 +1,6 @@
 //! Views: who works together, from which step on, and which answers of a view's members decide.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -84,6 +85,15 @@ impl View {
     pub fn first(members: Vec<Member>, start_step: u64) -> View {
         let source = members.first().expect("a view has members").id;
         View { generation: 0, members, start_step, source, behind: Vec::new(), changes: Vec::new() }
+    }
+
+    /// Whether its parts fit together: no member is there twice, and one of them holds the state.
+    pub(super) fn is_sound(&self) -> bool {
+        let distinct: BTreeSet<MemberId> = self.ids().collect();
+        distinct.len() == self.members.len()
+            && self.contains(self.source)
+            && !self.behind.contains(&self.source)
+            && self.behind.iter().all(|&id| self.contains(id))
     }
 
     /// A member's rank.

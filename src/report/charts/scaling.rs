@@ -24,7 +24,7 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
         marker: Marker::None,
     });
     let panels = groups.iter().map(|group| Panel {
-        title: group.condition.to_string(),
+        title: sweep::title(&group.condition, &groups),
         description: description(group),
         svg: curves(group, &topologies, "images/s", |cell| cell.images_per_s, &ideal(group)),
     });
@@ -33,12 +33,7 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
         heading: "Images a second over workers",
         caption: format!(
             "All workers together; both axes are logarithmic. {HOW_DRAWN} {}",
-            if groups.iter().any(|group| group.condition.is_synthetic()) {
-                "Synthetic compute: workers wait that long instead of computing, so that many fit \
-                 one machine."
-            } else {
-                ""
-            }
+            sweep::shared(&groups)
         ),
         legend,
         panels: panels.collect(),
@@ -46,13 +41,15 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
     })
 }
 
-/// As many times one worker.
+/// As many times one worker, as far as that is of the cells' order of magnitude.
 fn ideal(group: &Group) -> Vec<(f64, f64)> {
     let sources = [CellSource::Measured, CellSource::Simulated];
     let alone = sources.into_iter().find_map(|source| group.ranking(1, source).first().copied());
     let Some(alone) = alone else { return Vec::new() };
-    let largest = group.cells.iter().map(|cell| cell.scenario.workers).max().unwrap_or(1);
-    [1, largest].map(|workers| (workers as f64, workers as f64 * alone.images_per_s)).to_vec()
+    let largest = group.cells.iter().map(|cell| cell.scenario.workers).max().unwrap_or(1) as f64;
+    let fastest = group.cells.iter().map(|cell| cell.images_per_s).fold(0.0, f64::max);
+    let until = largest.min(2.0 * fastest / alone.images_per_s.max(f64::MIN_POSITIVE)).max(1.0);
+    [1.0, until].map(|workers| (workers, workers * alone.images_per_s)).to_vec()
 }
 
 fn description(group: &Group) -> String {
@@ -88,6 +85,7 @@ fn table(groups: &[Group]) -> Table {
         "busiest node out, a step",
         "waited, ms a step",
         "staleness",
+        "machine busy",
     ]);
     for group in groups {
         table.rows.extend(group.cells.iter().map(|cell| row(group, cell)));
@@ -118,5 +116,6 @@ fn row(group: &Group, cell: &Cell) -> Vec<String> {
         cell.staleness.as_ref().map_or_else(none, |staleness| {
             format!("{} (at most {})", short(staleness.mean), staleness.max)
         }),
+        cell.machine_busy.map_or_else(none, percent),
     ]
 }

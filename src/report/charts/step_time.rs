@@ -33,17 +33,20 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
     if !runs.is_empty() {
         panels.push(Bars { title: "runs".into(), rows: runs });
     }
-    for group in sweep::groups(&sources.cells) {
-        let source = source_shown(&group);
+    let groups = sweep::groups(&sources.cells);
+    for group in &groups {
+        let source = source_shown(group);
         let Some(&largest) = group.sizes(source).last() else { continue };
         let rows = (group.ranking(largest, source).iter())
             .map(|cell| {
-                // What a cell's workers wait for is not known: messages, or each other.
-                let parts = [sweep::compute_ms(cell), 0.0, cell.waited_ms, 0.0];
+                let (own, all) = (sweep::own_compute_ms(cell), sweep::compute_ms(cell));
+                let messages = (sweep::step_ms(cell) - all).clamp(0.0, cell.waited_ms);
+                let parts = [own, messages, cell.waited_ms - messages, 0.0];
                 (cell.scenario.topology.to_string(), parts)
             })
             .collect();
-        let title = format!("{largest} workers, {}", group.condition);
+        let condition = sweep::title(&group.condition, &groups);
+        let title = format!("{largest} workers, {condition}");
         panels.push(Bars { title, rows });
     }
     if panels.is_empty() {
@@ -61,10 +64,11 @@ pub fn figure(sources: &Sources) -> Option<Figure> {
     Some(Figure {
         id: "step-time",
         heading: "Where a step's time goes",
-        caption: "Mean milliseconds of a step. Exposed is what no computation hides. Of a run, \
-                  waiting is what others computed longer; of a sweep's cell, it is all that is not \
-                  computing, messages included."
-            .into(),
+        caption: format!(
+            "Mean milliseconds of a step. Exposed is what no computation hides; waiting is what \
+             others computed longer. {}",
+            sweep::shared(&groups)
+        ),
         legend: (PARTS.iter().enumerate())
             .filter(|(part, _)| used(*part))
             .map(|(_, (name, ink))| LegendEntry::area(name, *ink))

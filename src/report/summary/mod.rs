@@ -4,9 +4,10 @@
 mod runs;
 mod sweep;
 
+use super::numbers;
 use super::source::Sources;
 
-/// The page's summary; empty only if there is nothing to say.
+/// The page's summary, the most important sentences first; empty only if there is nothing to say.
 pub fn sentences(sources: &Sources) -> Vec<String> {
     let mut sentences = sweep::sentences(&sources.cells);
     sentences.extend(runs::sentences(&sources.runs));
@@ -15,5 +16,6 @@ pub fn sentences(sources: &Sources) -> Vec<String> {
 
 /// `1 worker`, `3 workers`.
 fn counted(count: usize, thing: &str) -> String {
-    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {thing}{plural}", numbers::count(count))
 }

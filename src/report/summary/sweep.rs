@@ -4,16 +4,19 @@
 use crate::protocol::exchange::Strategy;
 use crate::protocol::parameter_server::Mode;
 use crate::report::charts::scaling::source_shown;
-use crate::report::numbers::{bytes, percent, short};
-use crate::report::sweep::{Condition, Group, groups, link_name, median_error, pairs};
+use crate::report::numbers::{bytes, count, percent, short};
+use crate::report::sweep::{Condition, Group, groups, median_error, pairs, title};
 use crate::simulate::cell::{Cell, CellSource};
-use crate::simulate::scenario::{Compute, ServerCount, Slowdown, Topology};
+use crate::simulate::scenario::{ServerCount, Topology};
 
 use super::counted;
 
 /// Less than this share apart, two cells are called equal: medians of short measurements on one
 /// machine come out a few percent apart when they are repeated.
 const EQUAL_WITHIN: f64 = 0.05;
+
+/// Busier than this share, a machine has no core left for whoever is about to go on.
+const BUSY: f64 = 0.9;
 
 /// Conditions and losses that are told in words; the table has them all.
 const TOLD_MAX: usize = 4;
@@ -26,33 +29,14 @@ pub fn sentences(cells: &[Cell]) -> Vec<String> {
         return Vec::new();
     }
     let groups = groups(cells);
+    let mut winners = winners(&groups).into_iter();
+    let mut sentences: Vec<String> = winners.next().into_iter().collect();
     let all: [fn(&[Group]) -> Vec<String>; 6] =
-        [winners, ring_losses, bottlenecks, three_workers, asynchrony, synthetic];
-    let mut sentences: Vec<String> = all.iter().flat_map(|about| about(&groups)).collect();
+        [ring_losses, three_workers, synthetic, bottlenecks, asynchrony, busy_machine];
+    sentences.extend(all.iter().flat_map(|about| about(&groups)));
+    sentences.extend(winners);
     sentences.extend(agreement(cells));
     sentences
-}
-
-/// The condition's link, and whatever else tells it from the other groups.
-fn name(condition: &Condition, groups: &[Group]) -> String {
-    let differ = |same: fn(&Condition, &Condition) -> bool| {
-        groups.iter().any(|other| !same(&other.condition, condition))
-    };
-    let mut name = link_name(&condition.link);
-    if let Some(Slowdown { rank, delay }) = condition.straggler {
-        name += &format!(" with worker {rank} slower by {} ms", delay.as_millis());
-    }
-    if differ(|a, b| a.elements == b.elements) {
-        name += &format!(" with gradients of {}", bytes(4.0 * condition.elements as f64));
-    }
-    if differ(|a, b| a.compute == b.compute) {
-        name += match condition.compute {
-            Compute::Kernels => " with real compute",
-            Compute::Synthetic { .. } => " with synthetic compute",
-            Compute::Trace { .. } => " with synthetic compute by a recorded run's times",
-        };
-    }
-    name
 }
 
 /// Beside a figure that was not measured.
@@ -74,34 +58,56 @@ fn largest(group: &Group) -> Vec<(CellSource, usize)> {
 
 /// Who is fastest with the most workers, by how much, and how one server fares.
 fn winners(groups: &[Group]) -> Vec<String> {
-    let stages = groups.iter().flat_map(|group| {
-        largest(group).into_iter().map(move |(source, largest)| (group, source, largest))
-    });
-    let told = stages.filter_map(|(group, source, largest)| {
-        let ranking = group.ranking(largest, source);
-        let (first, second) = (ranking.first()?, ranking.get(1)?);
-        let lead = first.images_per_s / second.images_per_s - 1.0;
-        let mut text = format!(
-            "Over {}, {} is fastest with {}{}: {} images/s",
-            name(&group.condition, groups),
-            first.scenario.topology,
-            counted(largest, "worker"),
-            by_simulation(source),
-            short(first.images_per_s),
-        );
-        text += &if lead < EQUAL_WITHIN {
-            format!(", as good as equal with {}", second.scenario.topology)
-        } else {
-            format!(", {} more than {}", percent(lead), second.scenario.topology)
-        };
-        let server = ranking.iter().find(|cell| cell.scenario.topology == ONE_SERVER);
-        if let Some(server) = server.filter(|server| server.images_per_s < first.images_per_s) {
-            let times = first.images_per_s / server.images_per_s;
-            text += &format!(" and {} times one server", short(times));
+    let mut sizes: Vec<(CellSource, usize)> = groups.iter().flat_map(largest).collect();
+    sizes.sort_by_key(|(source, workers)| (*source == CellSource::Simulated, *workers));
+    sizes.dedup();
+    let sentence = |(source, workers): (CellSource, usize)| {
+        let of_size = groups.iter().filter(|group| largest(group).contains(&(source, workers)));
+        let told: Vec<String> =
+            of_size.filter_map(|group| winner(group, groups, source, workers)).collect();
+        if told.is_empty() {
+            return None;
         }
-        Some(text + ".")
-    });
-    told.take(TOLD_MAX).collect()
+        let more = told.len().saturating_sub(TOLD_MAX);
+        let mut text = told[..told.len().min(TOLD_MAX)].join("; ");
+        if more > 0 {
+            text += &format!("; and so on for {}", counted(more, "more condition"));
+        }
+        let who = counted(workers, "worker");
+        Some(format!("With {who}{}, {text}.", by_simulation(source)))
+    };
+    sizes.into_iter().filter_map(sentence).collect()
+}
+
+fn winner(group: &Group, groups: &[Group], source: CellSource, workers: usize) -> Option<String> {
+    let ranking = group.ranking(workers, source);
+    let (first, second) = (ranking.first()?, ranking.get(1)?);
+    let mut text = format!(
+        "{} is fastest over {}: {} images/s",
+        first.scenario.topology,
+        title(&group.condition, groups),
+        short(first.images_per_s),
+    );
+    let lead = first.images_per_s / second.images_per_s;
+    let runner_up = second.scenario.topology;
+    text += &if lead < 1.0 + EQUAL_WITHIN {
+        format!(", as good as equal with {runner_up}")
+    } else {
+        format!(", {} {runner_up}", more_than(lead))
+    };
+    let server = ranking.iter().skip(2).find(|cell| cell.scenario.topology == ONE_SERVER);
+    if let Some(server) = server {
+        text += &format!(" and {} one server", more_than(first.images_per_s / server.images_per_s));
+    }
+    Some(text)
+}
+
+/// A ratio above 1 in words: `12 % more than`, `3.1 times`.
+fn more_than(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio < 2.0 => format!("{} more than", percent(ratio - 1.0)),
+        ratio => format!("{} times", short(ratio)),
+    }
 }
 
 /// Where somebody is faster than the ring, the largest margins first.
@@ -143,18 +149,18 @@ fn ring_losses(groups: &[Group]) -> Vec<String> {
         }
         seen.push(&group.condition);
         told.push(format!(
-            "to {} by {} ({}, {}{})",
-            rival.scenario.topology,
-            percent(*lead),
-            name(&group.condition, groups),
+            "over {} with {}{}, where {} makes {} times its images/s",
+            title(&group.condition, groups),
             counted(rival.scenario.workers, "worker"),
             by_simulation(*source),
+            rival.scenario.topology,
+            short(1.0 + lead),
         ));
     }
     vec![format!(
         "The ring loses in {} of {compared} comparisons: {}.",
         losses.len(),
-        told.join(", ")
+        told.join("; ")
     )]
 }
 
@@ -168,55 +174,66 @@ fn is_rival(topology: Topology) -> bool {
 
 /// From how many workers on one server is slower than the ring, and what goes through it.
 fn bottlenecks(groups: &[Group]) -> Vec<String> {
-    let mut sentences = Vec::new();
+    let (mut told, mut bytes) = (Vec::new(), None);
     for group in groups {
         let source = source_shown(group);
-        let (ring, server) = (group.series(RING, source), group.series(ONE_SERVER, source));
-        let both: Vec<(&Cell, &Cell)> = (server.iter())
-            .filter_map(|server| {
-                let same = |ring: &&&Cell| ring.scenario.workers == server.scenario.workers;
-                Some((*ring.iter().find(same)?, *server))
-            })
-            .filter(|(ring, _)| ring.scenario.workers > 1)
-            .collect();
-        let (Some((few, few_served)), Some((many, many_served))) = (both.first(), both.last())
-        else {
-            continue;
-        };
+        let both = beside_the_ring(group, source);
+        let Some((many, _)) = both.last() else { continue };
+        bytes = bytes.or_else(|| bytes_of_both(&both));
         // From there on it stays so.
-        let slower = |(ring, server): &(&Cell, &Cell)| {
-            ring.images_per_s / server.images_per_s - 1.0 > EQUAL_WITHIN
+        let behind = |(ring, server): &(&Cell, &Cell)| {
+            ring.images_per_s / server.images_per_s > 1.0 + EQUAL_WITHIN
         };
-        let until = both.iter().rposition(|pair| !slower(pair)).map_or(0, |index| index + 1);
-        let begins = match both.get(until) {
-            None => "is no bottleneck up to".to_owned(),
+        let until = both.iter().rposition(|pair| !behind(pair)).map_or(0, |index| index + 1);
+        let condition = title(&group.condition, groups);
+        told.push(match both.get(until) {
             Some((ring, _)) => {
-                let from = ring.scenario.workers;
-                format!("is the bottleneck from {from} workers on, of at most")
+                format!("from {} on over {condition}", counted(ring.scenario.workers, "worker"))
             }
-        };
-        let mut text = format!(
-            "Over {} one server {begins} {}",
-            name(&group.condition, groups),
-            counted(many.scenario.workers, "worker"),
-        );
-        if few.scenario.workers < many.scenario.workers && sentences.is_empty() {
-            let through = |cell: &Cell| bytes(cell.busiest_node.sent + cell.busiest_node.received);
-            text += &format!(
-                "; through it go {} a step with {} and {} with {}, through a worker of the ring {} \
-                 and {}",
-                through(few_served),
-                counted(few.scenario.workers, "worker"),
-                through(many_served),
-                many.scenario.workers,
-                through(few),
-                through(many),
-            );
-        }
-        sentences.push(text + ".");
+            None => {
+                format!("not even with {} over {condition}", count(many.scenario.workers))
+            }
+        });
     }
-    sentences.truncate(TOLD_MAX);
-    sentences
+    if told.is_empty() {
+        return Vec::new();
+    }
+    told.truncate(TOLD_MAX);
+    let sentence = format!("One server is slower than the ring {}.", told.join(", "));
+    [Some(sentence), bytes].into_iter().flatten().collect()
+}
+
+/// The ring and one server with as many workers, who are at least 2.
+fn beside_the_ring(group: &Group, source: CellSource) -> Vec<(&Cell, &Cell)> {
+    let ring = group.series(RING, source);
+    let servers = group.series(ONE_SERVER, source).into_iter();
+    let beside = |server: &Cell| {
+        let same = |ring: &&&Cell| ring.scenario.workers == server.scenario.workers;
+        ring.iter().find(same).copied()
+    };
+    servers
+        .filter(|server| server.scenario.workers > 1)
+        .filter_map(|server| Some((beside(server)?, server)))
+        .collect()
+}
+
+/// Flat in the ring, linear at the server: the figures for the fewest and for the most workers.
+fn bytes_of_both(both: &[(&Cell, &Cell)]) -> Option<String> {
+    let ((few, few_served), (many, many_served)) = (both.first()?, both.last()?);
+    if few.scenario.workers == many.scenario.workers {
+        return None;
+    }
+    let through = |cell: &Cell| bytes(cell.busiest_node.sent + cell.busiest_node.received);
+    Some(format!(
+        "With {} {} go through the server in a step and {} through a worker of the ring; with {} it \
+         is {} and {}.",
+        counted(few.scenario.workers, "worker"),
+        through(few_served),
+        through(few),
+        count(many.scenario.workers),
+        through(many_served),
+        through(many),
+    ))
 }
 
 /// The book's question: three workers, about three times faster.
@@ -228,10 +245,10 @@ fn three_workers(groups: &[Group]) -> Vec<String> {
             let cell = *ring.or(ranking.first())?;
             let speed_up = group.speed_up(cell)?;
             Some(format!(
-                "{} times as fast as one by {} over {} ({} ignoring message-passing costs)",
+                "{} times as fast as one by {} over {} ({} times ignoring message-passing costs)",
                 short(speed_up.with_messages),
                 cell.scenario.topology,
-                name(&group.condition, groups),
+                title(&group.condition, groups),
                 short(speed_up.without_messages),
             ))
         })
@@ -246,27 +263,26 @@ fn three_workers(groups: &[Group]) -> Vec<String> {
     }
 }
 
-/// What is won by not waiting, and what is paid for it.
+/// What is won by not waiting for all gradients, beside the same servers that do, and what is paid.
 fn asynchrony(groups: &[Group]) -> Vec<String> {
     let told = groups.iter().filter_map(|group| {
         let source = source_shown(group);
         let largest = *group.sizes(source).last()?;
         let ranking = group.ranking(largest, source);
-        let late = ranking
-            .iter()
-            .find(|cell| cell.staleness.as_ref().is_some_and(|staleness| staleness.mean > 0.0))?;
+        let late = ranking.iter().find(|cell| {
+            cell.staleness.as_ref().is_some_and(|staleness| staleness.mean > 0.0)
+        })?;
+        let Topology::Servers { servers, .. } = late.scenario.topology else { return None };
+        let waiting = Topology::Servers { mode: Mode::Sync, servers };
+        let waits = ranking.iter().find(|cell| cell.scenario.topology == waiting)?;
+        let ratio = late.images_per_s / waits.images_per_s;
         let staleness = late.staleness.as_ref()?;
-        let waits = ranking
-            .iter()
-            .find(|cell| is_rival(cell.scenario.topology) || cell.scenario.topology == RING)?;
-        let won = late.images_per_s / waits.images_per_s - 1.0;
-        let (how, by) = if won >= 0.0 { ("more", won) } else { ("fewer", -won) };
         Some(format!(
-            "Over {}, {} makes {} {how} images/s than {} with {}, from gradients that are {} \
-             versions behind on average and {} at most.",
-            name(&group.condition, groups),
+            "Over {}, {} makes {} times the images/s of {} with {}; its gradients are {} versions behind on average \
+             and {} at most.",
+            title(&group.condition, groups),
             late.scenario.topology,
-            percent(by),
+            short(ratio),
             waits.scenario.topology,
             counted(largest, "worker"),
             short(staleness.mean),
@@ -287,6 +303,21 @@ fn synthetic(groups: &[Group]) -> Vec<String> {
         "{share} with synthetic compute: workers wait as long as a batch takes instead of computing \
          it, so that many fit one machine; messages are real where they are measured."
     )]
+}
+
+/// Where the machine was too small, the figures are the machine's.
+fn busy_machine(groups: &[Group]) -> Vec<String> {
+    let cells = || groups.iter().flat_map(|group| &group.cells);
+    let busy = cells().filter(|cell| cell.machine_busy.is_some_and(|share| share > BUSY));
+    match (busy.count(), cells().filter(|cell| cell.machine_busy.is_some()).count()) {
+        (0, _) => Vec::new(),
+        (busy, measured) => vec![format!(
+            "In {busy} of {} the machine's cores were more than {} busy: there the machine, too \
+             small for so many nodes, is measured, and not the topology.",
+            counted(measured, "measured cell"),
+            percent(BUSY)
+        )],
+    }
 }
 
 fn agreement(cells: &[Cell]) -> Option<String> {
@@ -311,7 +342,7 @@ mod tests {
     use crate::simulate::cell::Staleness;
 
     fn text(cells: &[Cell]) -> String {
-        sentences(cells).join("\n")
+        sentences(cells).join("\n").replace('\u{a0}', " ")
     }
 
     #[test]
@@ -319,8 +350,8 @@ mod tests {
         let cells =
             [cell("ring", 8, 6_000.0), cell("server", 8, 2_000.0), cell("auto", 8, 3_000.0)];
         let text = text(&cells);
-        let expected = "Over 200mbit/0ms/0%, ring is fastest with 8 workers: 6,000 images/s, 100 % \
-                        more than auto and 3 times one server.";
+        let expected = "With 8 workers, ring is fastest over 200mbit/0ms/0%: 6,000 images/s, 2 \
+                        times auto and 3 times one server.";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("synthetic compute"), "{text}");
         assert!(text.contains("Nobody who also waits"), "{text}");
@@ -345,7 +376,8 @@ mod tests {
             cell("async", 16, 400.0),
         ];
         let text = text(&cells);
-        let expected = "The ring loses in 1 of 2 comparisons: to halving-doubling by 50 % (200mbit/0ms/0%, 16 workers).";
+        let expected = "The ring loses in 1 of 2 comparisons: over 200mbit/0ms/0% with 16 workers, \
+                        where halving-doubling makes 1.5 times its images/s.";
         assert!(text.contains(expected), "{text}");
     }
 
@@ -362,12 +394,12 @@ mod tests {
         cells[5].busiest_node.sent = 1e6;
         cells[5].busiest_node.received = 1e6;
         let text = text(&cells);
-        let expected = "Over 200mbit/0ms/0% one server is the bottleneck from 8 workers on, of at \
-                        most 8 workers; through it go 500 kB a step with 2 workers and 2 MB with 8, \
-                        through a worker of the ring 500 kB and 500 kB.";
+        let expected = "One server is slower than the ring from 8 workers on over \
+                        200mbit/0ms/0%.\nWith 2 workers 500 kB go through the server in a step \
+                        and 500 kB through a worker of the ring; with 8 it is 2 MB and 500 kB.";
         assert!(text.contains(expected), "{text}");
         let fine = sentences(&cells[..4]).join("\n");
-        assert!(fine.contains("one server is no bottleneck up to 4 workers"), "{fine}");
+        assert!(fine.contains("slower than the ring not even with 4 over"), "{fine}");
     }
 
     #[test]
@@ -375,7 +407,7 @@ mod tests {
         let cells = [cell("ring", 1, 3_200.0), cell("ring", 3, 6_400.0)];
         let text = text(&cells);
         let expected = "“roughly triple”, are 2 times as fast as one by ring over 200mbit/0ms/0% (3 \
-                        ignoring message-passing costs).";
+                        times ignoring message-passing costs).";
         assert!(text.contains(expected), "{text}");
     }
 
@@ -383,10 +415,10 @@ mod tests {
     fn asynchrony_is_told_with_its_price() {
         let late = Staleness { mean: 2.5, max: 7, histogram: vec![1, 1] };
         let cells =
-            [cell("ring", 4, 100.0), Cell { staleness: Some(late), ..cell("async", 4, 130.0) }];
+            [cell("server", 4, 100.0), Cell { staleness: Some(late), ..cell("async", 4, 130.0) }];
         let text = text(&cells);
-        let expected = "async makes 30 % more images/s than ring with 4 workers, from gradients \
-                        that are 2.5 versions behind on average and 7 at most.";
+        let expected = "async makes 1.3 times the images/s of server with 4 workers; its \
+                        gradients are 2.5 versions behind on average and 7 at most.";
         assert!(text.contains(expected), "{text}");
     }
 
@@ -398,6 +430,16 @@ mod tests {
             text.contains("within 25 % of the measured median step in half of 1 cell"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_machine_that_is_too_small_is_told_of() {
+        let cells = [
+            Cell { machine_busy: Some(0.99), ..cell("ring", 16, 100.0) },
+            Cell { machine_busy: Some(0.3), ..cell("ring", 2, 100.0) },
+        ];
+        let text = text(&cells);
+        assert!(text.contains("In 1 of 2 measured cells the machine's cores were"), "{text}");
     }
 
     #[test]

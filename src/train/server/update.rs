@@ -113,6 +113,7 @@ impl Update for Coordinator {
             lr: 0.0,
             redone: 0,
             stop: false,
+            rebalanced: false,
             compute: Duration::ZERO,
             comm: Duration::ZERO,
             comm_busy: Duration::ZERO,
@@ -282,6 +283,7 @@ impl Update for Coordinator {
             waited_ms: (decisions.waits().iter())
                 .map(|waits| waits.iter().copied().map(milliseconds).collect())
                 .collect(),
+            plan: None,
             server: Some(ServerReport {
                 plan,
                 staleness: decisions.staleness().to_vec(),

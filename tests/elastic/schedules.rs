@@ -1,0 +1,192 @@
+//! Random schedules over real processes: workers are killed, terminated, stopped and woken, and
+//! replaced, at random steps. Every run must end with the quiet run's bits.
+//!
+//! `ANNULET_SCHEDULES=50 cargo test --release --test elastic -- --ignored --nocapture random_schedules`
+//! prints a line a schedule, and how long the rings stood still. `ANNULET_FIRST_SCHEDULE` repeats one.
+
+use serde_json::Value;
+
+use crate::common::params_sha256;
+use crate::common::processes::{
+    Launcher, exit_code, logged_steps, signal, stderr_of, wait_for, workers,
+};
+use crate::{RUN, run_json, sha256_after};
+
+const STEPS: &str = "400";
+
+/// Lines of `metrics.jsonl` up to which something happens: 320 of the 400 steps.
+const LINES_MAX: usize = 64;
+
+/// What a worker that only stands still is given, in seconds. Deaths are told by the launcher, so
+/// where nobody stands still a busy machine is given more.
+const FAILURE_TIMEOUT: &str = "2";
+const PATIENT: &str = "60";
+
+#[test]
+fn a_few_schedules_end_with_the_quiet_runs_result() {
+    run(0, 2);
+}
+
+#[test]
+#[ignore = "takes ten seconds a schedule; ANNULET_SCHEDULES says how many"]
+fn random_schedules() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    run(number("ANNULET_FIRST_SCHEDULE").unwrap_or(0), number("ANNULET_SCHEDULES").unwrap_or(10));
+}
+
+fn run(first: u64, count: u64) {
+    let quiet = sha256_after(STEPS);
+    let mut all = Vec::new();
+    for seed in first..first + count {
+        let outcome = Schedule::new(seed).run(&quiet);
+        println!("schedule {seed}: {outcome}");
+        all.extend(outcome.stood_still);
+    }
+    for cause in [Cause::Told, Cause::Planned, Cause::Timeout, Cause::Came] {
+        let of_cause = all.iter().filter(|(other, _)| *other == cause);
+        let mut ms: Vec<f64> = of_cause.map(|&(_, ms)| ms).collect();
+        ms.sort_by(f64::total_cmp);
+        if let (Some(median), Some(worst)) = (ms.get(ms.len() / 2), ms.last()) {
+            let changes = ms.len();
+            println!(
+                "{cause:?}: {changes} changes, stood still {median:.0} ms, worst {worst:.0} ms"
+            );
+        }
+    }
+}
+
+/// Why a view ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The launcher told that a process had ended.
+    Told,
+    /// A worker left as planned.
+    Planned,
+    /// A worker was not heard for the failure timeout.
+    Timeout,
+    /// A worker came.
+    Came,
+}
+
+/// What became of a schedule.
+#[derive(Default)]
+struct Outcome {
+    workers: usize,
+    killed: usize,
+    terminated: usize,
+    stopped: usize,
+    came: usize,
+    stood_still: Vec<(Cause, f64)>,
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Outcome { workers, killed, terminated, stopped, came, stood_still } = self;
+        write!(f, "{workers} workers, {killed} killed, {terminated} terminated, ")?;
+        write!(f, "{stopped} stopped and woken, {came} came; stood still (ms)")?;
+        stood_still.iter().try_for_each(|(cause, ms)| write!(f, " {ms:.0} {cause:?}"))
+    }
+}
+
+struct Schedule {
+    seed: u64,
+    random: u64,
+}
+
+impl Schedule {
+    fn new(seed: u64) -> Schedule {
+        Schedule { seed, random: seed + 1 }
+    }
+
+    /// A linear congruential generator is random enough to choose victims.
+    fn below(&mut self, bound: usize) -> usize {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % bound
+    }
+
+    fn run(&mut self, quiet: &str) -> Outcome {
+        let folder = tempfile::tempdir().unwrap();
+        let (out, mark) = (folder.path().join("run"), format!("schedule-{}", self.seed));
+        let mut outcome = Outcome { workers: 2 + self.below(3), ..Outcome::default() };
+        let stops = self.below(2) == 1;
+        let (size, restarts) = (outcome.workers.to_string(), self.below(3).to_string());
+        let timeout = if stops { FAILURE_TIMEOUT } else { PATIENT };
+        let arguments = ["--workers", &size, "--steps", STEPS, "--restart", &restarts];
+        let more = ["--failure-timeout", timeout];
+        let arguments = [&arguments, RUN, &more].concat();
+        let mut launcher = crate::common::processes::start(&out, &mark, &arguments);
+        // One of the first is spared: those that come may not be there yet.
+        let spared = workers(&mark)[self.below(outcome.workers)];
+        let events = 1 + self.below(4);
+        let mut lines = 3;
+        for _ in 0..events {
+            lines += self.below(LINES_MAX / events);
+            if !reaches(&mut launcher, || logged_steps(&out) >= lines) {
+                break;
+            }
+            let victims: Vec<u32> = workers(&mark).into_iter().filter(|&w| w != spared).collect();
+            if victims.is_empty() {
+                continue;
+            }
+            let victim = victims[self.below(victims.len())];
+            match self.below(if stops { 3 } else { 2 }) {
+                0 => {
+                    signal(victim, "KILL");
+                    outcome.killed += 1;
+                }
+                1 => {
+                    signal(victim, "TERM");
+                    outcome.terminated += 1;
+                }
+                _ => {
+                    signal(victim, "STOP");
+                    outcome.stopped += 1;
+                    lines = logged_steps(&out) + 3;
+                    reaches(&mut launcher, || logged_steps(&out) >= lines);
+                    signal(victim, "CONT");
+                }
+            }
+        }
+        let code = exit_code(&mut launcher.0);
+        let text = stderr_of(&mut launcher.0);
+        assert_eq!(code, Some(0), "schedule {}: {text}", self.seed);
+        let run = run_json(&out);
+        assert_eq!(params_sha256(&run), quiet, "schedule {}: {text}", self.seed);
+        for view in &run["views"].as_array().unwrap()[1..] {
+            let changes = view["changes"].as_array().unwrap();
+            outcome.came += changes.iter().filter(|change| change["kind"] == "came").count();
+            let ms = view["stood_still_ms"].as_f64().unwrap();
+            outcome.stood_still.push((cause_of(changes), ms));
+        }
+        outcome
+    }
+}
+
+/// Waits for it, unless the run ends before.
+fn reaches(launcher: &mut Launcher, mut done: impl FnMut() -> bool) -> bool {
+    let mut reached = false;
+    wait_for("some steps", || {
+        reached = done();
+        reached || launcher.0.try_wait().unwrap().is_some()
+    });
+    reached
+}
+
+/// The worst of a view's changes counts.
+fn cause_of(changes: &[Value]) -> Cause {
+    let left = || changes.iter().filter(|change| change["kind"] == "left");
+    let why = |change: &Value, text| change["why"].as_str().unwrap().contains(text);
+    let told = |change: &&Value| why(change, "process ended");
+    if left().any(|change| !told(&change) && !why(change, "leaves")) {
+        Cause::Timeout
+    } else if left().any(|change| told(&change)) {
+        Cause::Told
+    } else if left().next().is_some() {
+        Cause::Planned
+    } else {
+        Cause::Came
+    }
+}
