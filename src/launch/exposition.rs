@@ -127,7 +127,7 @@ impl EncodeMetric for StepTimes<'_> {
         &self,
         mut encoder: prometheus_client::encoding::MetricEncoder<'_>,
     ) -> Result<(), fmt::Error> {
-        let ends = STEP_SECONDS.into_iter().chain([f64::MAX]);
+        let ends = STEP_SECONDS.into_iter().chain([f64::INFINITY]);
         let classes: Vec<(f64, u64)> = ends.zip(self.0.step_counts).collect();
         encoder.encode_histogram::<NoLabelSet>(self.0.step_seconds, self.0.steps, &classes, None)
     }
