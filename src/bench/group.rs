@@ -32,7 +32,7 @@ enum Order {
     Begin {
         rank: usize,
         cluster_key_pem: String,
-        network: NetworkPlan,
+        network: Box<NetworkPlan>,
     },
     /// Every worker's addresses, by rank.
     Join {
@@ -110,7 +110,7 @@ impl LocalGroup {
         let begin = |rank| Order::Begin {
             rank,
             cluster_key_pem: cluster_key_pem.clone(),
-            network: network.clone(),
+            network: Box::new(network.clone()),
         };
         let places = group.ask(begin, |answer| match answer {
             Answer::Bound(place) => Ok(place),

@@ -72,8 +72,11 @@ pub struct Station {
     slot: watch::Sender<Slot>,
     stall_warning: Duration,
     /// The end, and the thread to wait for then.
-    end: Mutex<Option<(oneshot::Sender<Option<String>>, thread::JoinHandle<()>)>>,
+    end: Mutex<Option<End>>,
 }
+
+/// Takes why a station ends, and its thread.
+type End = (oneshot::Sender<Option<String>>, thread::JoinHandle<()>);
 
 /// The newest group, if there is one: its generation, and where its callers are taken.
 type Slot = Option<(u32, mpsc::Sender<Caller>)>;

@@ -61,7 +61,7 @@ pub fn page(sources: &Sources) -> String {
         list
     });
     let links = figures.iter().fold(String::new(), |mut links, figure| {
-        let _ = write!(links, "<a href=\"#{}\">{}</a>\n", figure.id, escape(figure.heading));
+        let _ = writeln!(links, "<a href=\"#{}\">{}</a>", figure.id, escape(figure.heading));
         links
     });
     let figures: String = figures.iter().map(|figure| figure.html()).collect();

@@ -44,8 +44,9 @@ impl Default for Machine {
 impl Machine {
     /// Nodes of this program that share one machine's cores, with emulated cards before them.
     ///
-    /// Packets are those of the loopback interface. The constants were
-    /// [calibrated](super::calibrate) on a machine with two cores: see the README's table.
+    /// Packets are those of the loopback interface. The costs of packets and wake-ups are estimates for a
+    /// machine with two cores, not fitted: the README's table says how far they are off, and
+    /// [`calibrate`](super::calibrate) fits them to cells of another machine.
     pub fn local(cores: usize) -> Machine {
         Machine {
             mtu: 6_500,

@@ -276,7 +276,8 @@ mod tests {
             assert!(took > 0.95 * (n + 1.0) * vector && took < 2.2 * n * vector, "{n} {took}");
         }
         assert!(step("server", 8) > 3.0 * step("server", 2) * 0.9);
-        assert!(step("server*4", 8) < step("server", 8) / 3.0);
+        // Four share the bytes, not the latencies and messages.
+        assert!(step("server*4", 8) < step("server", 8) / 2.0);
         assert!(step("server*workers", 8) < step("server*4", 8));
     }
 

@@ -115,7 +115,7 @@ mod tests {
     fn a_simulated_cell_is_no_measurement() {
         let settings = Settings::default();
         let cell = simulate(&comparison(1.0, 1.0, 0.0).scenario, &settings).unwrap();
-        assert_eq!(Validation::of(&[cell.clone()], &settings).unwrap().comparisons, []);
+        assert_eq!(Validation::of(std::slice::from_ref(&cell), &settings).unwrap().comparisons, []);
         let measured = Cell { source: CellSource::Measured, ..cell };
         let validation = Validation::of(&[measured], &settings).unwrap();
         assert_eq!(validation.median_error(false), Some(0.0));

@@ -31,7 +31,8 @@ pub fn sentences(cells: &[Cell]) -> Vec<String> {
     let groups = groups(cells);
     let mut winners = winners(&groups).into_iter();
     let mut sentences: Vec<String> = winners.next().into_iter().collect();
-    let all: [fn(&[Group]) -> Vec<String>; 6] =
+    type About = fn(&[Group]) -> Vec<String>;
+    let all: [About; 6] =
         [ring_losses, three_workers, synthetic, bottlenecks, asynchrony, busy_machine];
     sentences.extend(all.iter().flat_map(|about| about(&groups)));
     sentences.extend(winners);
