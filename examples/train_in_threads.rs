@@ -21,6 +21,7 @@ fn main() -> Result<(), LaunchError> {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     };
     for workers in [1, 2] {
         let summary = train_in_threads(&plan, workers, &mut Silent)?;

@@ -19,7 +19,7 @@
 //! | [`net`] | the tokio and quinn shell: identities, connections, the driver of collectives, the star, the emulated card |
 //! | [`train`] | the trainer, steps by all-reduce or by parameter servers, evaluation, checkpoints, metrics |
 //! | [`launch`] | local processes and threads: workers and servers |
-//! | [`simulate`] | scenarios, and what becomes of them in virtual time |
+//! | [`simulate`] | scenarios, what becomes of them in virtual time, and how far that is from what was measured |
 //! | [`bench`](mod@bench) | benchmarks: a worker's step, the collective, statistics |
 //! | [`report`] | runs and sweeps in pictures: one HTML page |
 //! | [`cli`] | one file a subcommand |

@@ -30,6 +30,8 @@ fn help_is_as_it_was() {
     insta::assert_snapshot!("help_predict", help_of(&["predict", "--help"]));
     insta::assert_snapshot!("help_bench_collective", help_of(&["bench", "collective", "--help"]));
     insta::assert_snapshot!("help_bench_step", help_of(&["bench", "step", "--help"]));
+    insta::assert_snapshot!("help_report", help_of(&["report", "--help"]));
+    insta::assert_snapshot!("help_bench_topology", help_of(&["bench", "topology", "--help"]));
     insta::assert_snapshot!("help_devices", help_of(&["devices", "--help"]));
     insta::assert_snapshot!("help_key", help_of(&["key", "--help"]));
 }

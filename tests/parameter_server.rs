@@ -39,6 +39,7 @@ fn plan(servers: Option<ServerPlan>) -> WorkerPlan {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     }
 }
 

@@ -199,6 +199,7 @@ fn threads_train_like_a_lone_worker() {
         cores: 1,
         resume: None,
         folder: None,
+        timeline: None,
     };
     let digest = |workers| train_in_threads(&plan, workers, &mut Silent).unwrap().params_sha256;
     assert_eq!(digest(1), digest(4));

@@ -62,7 +62,7 @@ pub struct TopologyArguments {
 /// Many nodes on few cores may be silent for long.
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is swept where nothing is said: about eight minutes on two cores.
+/// What is swept where nothing is said: about four minutes on two cores.
 const DEFAULTS: SweepDefaults = SweepDefaults {
     workers: &[1, 2, 3, 4, 8, 16],
     topologies: &[

@@ -21,8 +21,10 @@ mod report;
 mod run_flags;
 mod scenario_flags;
 mod server;
+mod simulate;
 mod topology_flags;
 mod train;
+mod watch_flags;
 mod worker;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -54,6 +56,8 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Make a page with charts of runs and sweeps
     Report(report::ReportArguments),
+    /// Predict what topologies would do on machines that are not here: 1 to thousands of workers
+    Simulate(Box<simulate::SimulateArguments>),
     /// List the adapters: backend, kind, driver, the limits that matter
     Devices(devices::DevicesArguments),
     /// Make a cluster key: what lets workers on several machines trust each other
@@ -92,6 +96,7 @@ pub unsafe fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Predict(arguments) => unsafe { predict::run(arguments) },
         Command::Bench(command) => unsafe { bench::run(command) },
         Command::Report(arguments) => report::run(arguments),
+        Command::Simulate(arguments) => simulate::run(*arguments),
         Command::Devices(arguments) => unsafe { devices::run(arguments) },
         Command::Key(arguments) => key::run(arguments),
     }

@@ -34,8 +34,8 @@ pub struct NetworkFlags {
           default_value_t = Congestion::Cubic)]
     pub congestion: Congestion,
     /// Emulate a network card and link: RATE/LATENCY/LOSS, such as 1gbit/0.5ms/0.1%, then
-    /// jitter=TIME or queue=PACKETS; or lan-1g (1gbit, 0.1 ms), lan-10g (10gbit, 0.05 ms), wifi
-    /// (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%). Each worker has one card
+    /// jitter=TIME or queue=PACKETS; or loopback (no card), lan-1g (1gbit, 0.1 ms), lan-10g (10gbit,
+    /// 0.05 ms), wifi (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%). Each worker has one card
     #[arg(long, env = "ANNULET_LINK", value_name = "LINK")]
     pub link: Option<LinkProfile>,
     /// Hand packets to the system in batches; off only helps where the network card's driver fails

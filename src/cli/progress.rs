@@ -158,6 +158,7 @@ impl Observer for Display {
                     self.note(&format!("step {}/{total}  {message}", report.step));
                 }
             }
+            Event::Progress(_) => {}
             Event::Epoch(report) => self.epoch(&report),
             Event::Checkpoint { path, .. } => {
                 tracing::info!("wrote {}", path.display());

@@ -18,6 +18,7 @@ use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::ServerFlags;
 use super::train::{WORKERS_MAX, plan_worker, report};
+use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
 pub struct ServerArguments {
@@ -63,6 +64,8 @@ pub struct ServerArguments {
     network: NetworkFlags,
     #[command(flatten)]
     output: OutputFlags,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
@@ -81,10 +84,13 @@ pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
     if index != 0 {
         plan.folder = None;
+        arguments.metrics.refuse()?;
     }
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let interrupt = Interrupt::install(true);
     let mut display = Display::new(arguments.json);
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
     let place = StarPlace {
         socket: listen(arguments.listen, own.port())?,
         key: ClusterKey::read(&arguments.cluster_key)?,
@@ -95,7 +101,7 @@ pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
         join_timeout: Duration::from_secs(arguments.join_timeout),
     };
     let stop = interrupt.stop.clone();
-    match run_server(plan, mode, place, started_at, stop, &mut display)? {
+    match run_server(plan, mode, place, started_at, stop, &mut observer)? {
         Some(summary) => report(&summary, arguments.json, folder),
         None => Ok(()),
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 
@@ -12,9 +12,12 @@ use crate::gpu::{AdapterChoice, adapters_for};
 use crate::launch::adapters::{self, Assignment, cores_of_each};
 use crate::launch::driver_environment::set_driver_environment;
 use crate::launch::local::LocalGroup;
-use crate::launch::worker::{FolderPlan, Membership, NetworkPlan, WorkerPlan, run_worker};
+use crate::launch::worker::{
+    FolderPlan, Membership, NetworkPlan, TimelinePlan, WorkerPlan, run_worker,
+};
 use crate::train::checkpoint::{has_checkpoint, read_checkpoint};
 use crate::train::metrics::RunSummary;
+use crate::train::timeline;
 
 use super::CommandError;
 use super::interrupt::Interrupt;
@@ -23,6 +26,7 @@ use super::output::{json, note};
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::TopologyFlags;
+use super::watch_flags::MetricsFlags;
 
 /// More local workers than this are a mistake, not a plan.
 pub const WORKERS_MAX: u64 = 256;
@@ -37,6 +41,15 @@ pub struct TrainArguments {
     #[arg(long, env = "ANNULET_MIN_WORKERS", value_name = "WORKERS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
     min_workers: u64,
+    /// Let no worker come in when there are so many [default: --workers]
+    #[arg(long, env = "ANNULET_MAX_WORKERS", value_name = "WORKERS",
+          value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    max_workers: Option<u64>,
+    /// Seconds that workers wait for each other at the start, or to be let in later: they compile
+    /// their kernels on the same cores
+    #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    join_timeout: u64,
     /// Start a new worker in the place of one that is lost, up to so many times
     #[arg(long, env = "ANNULET_RESTART", value_name = "TIMES", default_value_t = 0)]
     restart: u64,
@@ -61,6 +74,12 @@ pub struct TrainArguments {
     no_overlap: bool,
     #[command(flatten)]
     output: OutputFlags,
+    /// Write what each worker did when to timeline.json in the run's folder, for ui.perfetto.dev or
+    /// chrome://tracing: the first and the last few hundred steps
+    #[arg(long, env = "ANNULET_TIMELINE", help_heading = "Output")]
+    timeline: bool,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 /// # Safety
@@ -70,9 +89,17 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let workers = arguments.workers as usize;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let servers = arguments.topology.resolve(workers)?;
-    if servers.is_some() && (arguments.min_workers > 1 || arguments.restart > 0) {
+    let workers_max = arguments.max_workers.unwrap_or(arguments.workers) as usize;
+    let least = workers.max(arguments.min_workers as usize);
+    if arguments.max_workers.is_some() && workers_max < least {
+        return Err(CommandError::Usage(format!(
+            "--max-workers {workers_max}: there are to be {least} at least; give a larger number"
+        )));
+    }
+    let changes_size = arguments.min_workers > 1 || arguments.max_workers.is_some();
+    if servers.is_some() && (changes_size || arguments.restart > 0) {
         return Err(CommandError::Usage(
-            "--min-workers and --restart belong to --topology ring: a server's workers are not \
+            "--min-workers, --max-workers and --restart belong to --topology ring: a server's workers are not \
              replaced; leave them out"
                 .into(),
         ));
@@ -80,6 +107,7 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let network = arguments.network.resolve(!arguments.no_overlap)?;
     let network = NetworkPlan { servers, ..arguments.topology.shares.resolve(network) };
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    plan.timeline = plan_timeline(&plan, arguments.timeline, 0);
     plan.adapter = arguments.adapter;
     plan.cores = cores_of_each(cores, workers);
     // SAFETY: the caller's promise. Worker processes inherit the variables.
@@ -88,15 +116,19 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
     let alone = workers == 1 && servers.is_none();
     let interrupt = Interrupt::install(alone);
     let mut display = Display::new(arguments.json);
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
-    let summary = if alone {
+    let outcome = if alone {
         let stop = interrupt.stop.clone();
-        run_worker(plan, Membership::solo(), started_at, stop, &mut display)?
+        run_worker(plan, Membership::solo(), started_at, stop, &mut observer)
     } else {
         let assignments = assign(&plan, workers, cores)?;
         let group = LocalGroup {
             plan,
             workers_min: arguments.min_workers as usize,
+            workers_max,
+            join_timeout: Duration::from_secs(arguments.join_timeout),
             restarts_max: arguments.restart as usize,
             assignments,
             run_id: run_id(),
@@ -104,12 +136,24 @@ pub unsafe fn run(arguments: TrainArguments) -> Result<(), CommandError> {
             stop: &interrupt.stop,
             abort: &interrupt.abort,
         };
-        match group.run(&mut display) {
-            Err(_) if interrupt.abort.load(Ordering::Relaxed) => return Err(CommandError::Aborted),
-            result => result?,
-        }
+        group.run(&mut observer)
+    };
+    if let (true, Some(folder)) = (arguments.timeline, &folder)
+        && let Err(error) = timeline::join_parts(folder)
+    {
+        note(&format!("no timeline: {}: {error}", folder.display()));
+    }
+    let summary = match outcome {
+        Err(_) if interrupt.abort.load(Ordering::Relaxed) => return Err(CommandError::Aborted),
+        outcome => outcome?,
     };
     report(&summary, arguments.json, folder)
+}
+
+/// Where a worker's part of the timeline goes, if it is asked for.
+pub fn plan_timeline(plan: &WorkerPlan, wanted: bool, worker: u64) -> Option<TimelinePlan> {
+    let folder = plan.folder.as_ref().filter(|_| wanted)?;
+    Some(TimelinePlan { folder: folder.path.clone(), worker })
 }
 
 /// What every worker is told, from flags, variables, the `--config` file and the checkpoint.
@@ -158,6 +202,7 @@ pub fn plan_worker(
             keep: output.keep,
             is_own: false,
         }),
+        timeline: None,
     })
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 
@@ -30,7 +30,8 @@ use super::output::note;
 use super::progress::Display;
 use super::run_flags::{OutputFlags, RunFlags};
 use super::topology_flags::ShareFlags;
-use super::train::{WORKERS_MAX, plan_worker, report};
+use super::train::{WORKERS_MAX, plan_timeline, plan_worker, report};
+use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
@@ -74,6 +75,12 @@ pub struct WorkerArguments {
     no_overlap: bool,
     #[command(flatten)]
     output: OutputFlags,
+    /// Write what this worker did when to timeline-RANK.json in --out, for ui.perfetto.dev or
+    /// chrome://tracing: the first and the last few hundred steps
+    #[arg(long, env = "ANNULET_TIMELINE", help_heading = "Output")]
+    timeline: bool,
+    #[command(flatten)]
+    metrics: MetricsFlags,
 }
 
 /// # Safety
@@ -85,10 +92,6 @@ pub unsafe fn run(arguments: WorkerArguments) -> Result<(), CommandError> {
     // SAFETY: the caller's promise.
     unsafe { run_by_hand(arguments) }
 }
-
-/// How long a launched worker waits for its siblings: they start in the same moment, but their
-/// kernels are compiled on the same cores.
-const LAUNCHED_JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// # Safety
 /// As [`run`].
@@ -103,6 +106,9 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
     };
     let network = arguments.shares.resolve(arguments.network.resolve(!arguments.no_overlap)?);
     let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    // One that comes later has no rank yet; its own process tells its part from others'.
+    let part = arguments.group.rank.map_or(u64::from(std::process::id()), |rank| rank as u64);
+    plan.timeline = plan_timeline(&plan, arguments.timeline, part);
     plan.adapter = arguments.adapter;
     plan.cores = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: the caller's promise: no thread was started yet.
@@ -110,6 +116,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
 
     if !arguments.server.is_empty() {
         plan.folder = None;
+        arguments.metrics.refuse()?;
         let workers = arguments.workers.map_or(0, |workers| workers as usize);
         let place = arguments.group.place_around(arguments.server, workers)?;
         let mut display = Display::new(arguments.json);
@@ -130,7 +137,9 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         let _ = leave.send(Input::Leave);
     });
     let mut display = Display::new(arguments.json);
-    match run_worker(plan, Membership::elastic(place), started_at, stop, &mut display) {
+    let exposition = arguments.metrics.start()?;
+    let mut observer = exposition.observing(&mut display);
+    match run_worker(plan, Membership::elastic(place), started_at, stop, &mut observer) {
         Err(error) if error.is_leave() => {
             note("left as it was asked to; the others go on");
             Ok(())
@@ -172,7 +181,7 @@ fn follow_orders() -> Result<(), CommandError> {
             workers,
             servers: peer_addresses(&addresses[workers.min(addresses.len())..]),
             run_id,
-            join_timeout: LAUNCHED_JOIN_TIMEOUT,
+            join_timeout: order.join_timeout,
         };
         return work_around_servers(plan, servers, place, order.launched_at_us, stop);
     }
@@ -188,9 +197,9 @@ fn follow_orders() -> Result<(), CommandError> {
     let settings = Settings {
         acceptors: Acceptors::Launcher,
         failure_timeout: plan.network.transport.failure_timeout,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        join_timeout: order.join_timeout,
         members_min: order.workers_min,
-        members_max: order.workers,
+        members_max: order.workers_max,
     };
     let leave = to_membership.clone();
     Interrupt::install_in_group(stop.clone(), move || {
@@ -204,7 +213,7 @@ fn follow_orders() -> Result<(), CommandError> {
         me: Member { id, addresses: vec![address.to_string()] },
         first,
         settings,
-        join_timeout: LAUNCHED_JOIN_TIMEOUT,
+        join_timeout: order.join_timeout,
         inbox: (to_membership, inbox),
         way: Way::Launcher(Box::new(ByLauncher)),
         stop: stop.clone(),

@@ -46,6 +46,10 @@ pub struct LocalGroup<'a> {
     pub plan: WorkerPlan,
     /// With fewer workers the run stops.
     pub workers_min: usize,
+    /// No more workers are let in.
+    pub workers_max: usize,
+    /// How long workers wait for each other at the start, and one that comes later to be let in.
+    pub join_timeout: Duration,
     /// So many lost workers are replaced, over the whole run.
     pub restarts_max: usize,
     /// One a worker.
@@ -359,10 +363,13 @@ mod tests {
             cores: 1,
             resume: None,
             folder: None,
+            timeline: None,
         };
         let group = LocalGroup {
             plan,
             workers_min: 1,
+            workers_max: children,
+            join_timeout: Duration::from_secs(60),
             restarts_max: 0,
             assignments: Vec::new(),
             run_id: String::new(),

@@ -41,8 +41,12 @@ pub struct WorkerOrder {
     pub joins: bool,
     /// With fewer workers the run stops.
     pub workers_min: usize,
-    /// Workers that the run begins with; more are not admitted.
+    /// Workers that the run begins with.
     pub workers: usize,
+    /// No more workers are let in.
+    pub workers_max: usize,
+    /// How long workers wait for each other at the start, and a joiner to be let in.
+    pub join_timeout: Duration,
     pub run_id: String,
     pub cluster_key_pem: String,
     pub plan: WorkerPlan,

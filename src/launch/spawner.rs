@@ -11,7 +11,7 @@ use super::adapters::Assignment;
 use super::local::LocalGroup;
 use super::pipe::{ToWorker, WorkerOrder};
 use super::process::{Children, News};
-use super::worker::WorkerPlan;
+use super::worker::{TimelinePlan, WorkerPlan};
 
 /// Starts worker and server processes.
 pub(super) struct Spawner<'a> {
@@ -55,12 +55,16 @@ impl Spawner<'_> {
             adapter: assignment.adapter.clone(),
             cores: assignment.cores,
             folder: self.group.plan.folder.clone().filter(|_| writes),
+            timeline: (self.group.plan.timeline.clone())
+                .map(|timeline| TimelinePlan { worker: index as u64, ..timeline }),
             ..self.group.plan.clone()
         };
         child.send(&ToWorker::Order(Box::new(WorkerOrder {
             id: MemberId(index as u64),
             joins,
             workers_min: self.group.workers_min,
+            workers_max: self.group.workers_max,
+            join_timeout: self.group.join_timeout,
             workers,
             run_id: self.group.run_id.clone(),
             cluster_key_pem: self.key.clone(),

@@ -83,9 +83,14 @@ pub fn run_served_worker(
     let promise = DatasetPromise::from(dataset.clone());
     let engine = open_worker_engine(&plan, Some(rank), &promise, observer)?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
+    let timeline = plan.start_timeline();
     let config = plan.config;
     let worker = ServedWorker::new(ServedWorkerParts { config, dataset, engine, star, servers });
-    Ok(worker.run()?)
+    let outcome = worker.recorded(timeline.clone()).run();
+    if let Some(plan) = plan.timeline {
+        plan.write(&timeline, observer);
+    }
+    Ok(outcome?)
 }
 
 /// Runs a server to the end of the training; the first one, the coordinator, has its summary.

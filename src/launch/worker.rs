@@ -23,6 +23,7 @@ use crate::train::metrics::{RunSummary, hex};
 use crate::train::run_folder::RunFolder;
 use crate::train::server::ServerPlan;
 use crate::train::synthetic::SyntheticCompute;
+use crate::train::timeline::{self, Timeline};
 use crate::train::trainer::{Heir, Trainer, TrainingState};
 use crate::train::views::Views;
 
@@ -44,6 +45,37 @@ pub struct WorkerPlan {
     pub resume: Option<PathBuf>,
     /// For the worker that writes the run folder, and for those that may take its place.
     pub folder: Option<FolderPlan>,
+    /// Where this worker tells what it did when; none: it does not.
+    #[serde(default)]
+    pub timeline: Option<TimelinePlan>,
+}
+
+/// A worker's part of the run's timeline.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TimelinePlan {
+    pub folder: PathBuf,
+    /// Tells the parts of one folder apart.
+    pub worker: u64,
+}
+
+impl TimelinePlan {
+    /// Writes the part. A run does not fail for a file that only describes it.
+    pub(super) fn write(&self, timeline: &Timeline, observer: &mut dyn Observer) {
+        let path = timeline::part(&self.folder, self.worker);
+        let written = std::fs::create_dir_all(&self.folder)
+            .and_then(|()| timeline::write(&path, &timeline.trace(self.worker)));
+        if let Err(error) = written {
+            let text = format!("no timeline: {}: {error}", path.display());
+            observer.event(Event::Notice { text });
+        }
+    }
+}
+
+impl WorkerPlan {
+    /// Keeps spans if the plan says so.
+    pub(super) fn start_timeline(&self) -> Timeline {
+        if self.timeline.is_some() { Timeline::recording() } else { Timeline::default() }
+    }
 }
 
 /// How workers exchange gradients; nothing in here changes the result, but for servers that are not
@@ -124,9 +156,12 @@ impl Terms {
     fn of(plan: &WorkerPlan, dataset: &Dataset) -> Terms {
         let WorkerPlan { config, network, .. } = plan;
         let mut by_name = vec![("data set (SHA-256)".to_owned(), hex(&dataset.sha256))];
-        let fields = serde_json::to_value(config).unwrap_or_default();
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            by_name.push((name.clone(), value.to_string()));
+        // By way of text, in which 0.1 stays 0.1.
+        let text = serde_json::to_string(config).unwrap_or_default();
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap_or_default();
+        for (name, value) in fields {
+            by_name.push((name, value.to_string()));
         }
         let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
         by_name.push(("rebalance".to_owned(), rebalance));
@@ -312,6 +347,7 @@ pub fn run_worker(
         .filter(|_| rank == Some(0))
         .map(|folder| open_folder(folder, plan.resume.as_deref(), &data, state.step))
         .transpose()?;
+    let (timeline, timeline_plan) = (plan.start_timeline(), plan.timeline.clone());
     let mut update = AllReduce::new(AllReduceParts {
         config: plan.config.clone(),
         dataset: dataset.clone(),
@@ -320,7 +356,8 @@ pub fn run_worker(
         stop,
         overlap: plan.network.overlap,
         rebalance: plan.network.rebalance,
-    });
+    })
+    .recorded(timeline.clone());
     if let Some(views) = views {
         update = update.elastic(views);
     }
@@ -344,6 +381,9 @@ pub fn run_worker(
         joins: rank.is_none(),
     };
     let result = trainer.run(observer).map_err(LaunchError::from);
+    if let Some(plan) = timeline_plan {
+        plan.write(&timeline, observer);
+    }
     if let Some(station) = station {
         let failure = result.as_ref().err().filter(|error| !error.is_leave());
         station.part(failure.map(ToString::to_string));

@@ -19,8 +19,9 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::door::Caller;
 use super::endpoint::Endpoint;
+use super::handshake::{self, Failed};
 use super::peer::{
-    self, ATTEMPT_TIMEOUT, CODE_ABORT, CODE_DONE, Failed, PAUSE_MAX, PAUSE_MIN, PeerAddress,
+    self, ATTEMPT_TIMEOUT, CODE_ABORT, CODE_DONE, PAUSE_MAX, PAUSE_MIN, PeerAddress,
 };
 use super::station::{Contact, StationEvent};
 use super::{Failures, NetError, wire};
@@ -65,6 +66,15 @@ impl fmt::Debug for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Members").finish_non_exhaustive()
     }
+}
+
+/// How a connection came to its end.
+enum Closed {
+    /// The member has what it needs.
+    InPeace,
+    Lost(String),
+    /// The member sent what no worker would.
+    ByViolation(String),
 }
 
 /// A connection whose handshake is over.
@@ -258,8 +268,8 @@ impl Members {
             self.endpoint.connect(address).map_err(|error| Failed::Retry(error.to_string()))?;
         let talk = async {
             let (connection, send, mut receive) =
-                peer::greet(connecting, address, &greeting).await?;
-            let answer = peer::read_frame(&mut receive).await?;
+                handshake::greet(connecting, address, &greeting).await?;
+            let answer = handshake::read_frame(&mut receive).await?;
             Ok::<_, Failed>((connection, send, receive, answer))
         };
         let (connection, send, receive, answer) = match timeout(ATTEMPT_TIMEOUT, talk).await {
@@ -291,7 +301,7 @@ impl Members {
             }
             Err(mismatch) => MemberAnswer::Refuse(mismatch.to_string()),
         };
-        let Ok(frame) = peer::frame(&answer) else { return };
+        let Ok(frame) = handshake::frame(&answer) else { return };
         if send.write_all(&frame).await.is_err() {
             return;
         }
@@ -299,7 +309,7 @@ impl Members {
             Ok(()) => self.take(Line { id: theirs.id, connection, send, receive }),
             Err(mismatch) => {
                 tracing::warn!("turned away {} at {address}: {mismatch}", theirs.id);
-                peer::let_answer_arrive(&mut send).await;
+                handshake::let_answer_arrive(&mut send).await;
             }
         }
     }
@@ -321,43 +331,57 @@ impl Members {
 
     async fn read(self: Arc<Self>, id: MemberId, connection: Connection, mut receive: RecvStream) {
         let why = loop {
-            match peer::read_frame::<Message>(&mut receive).await {
+            match handshake::read_frame::<Message>(&mut receive).await {
                 Ok(message) if message.is_sound() => {
                     self.state().learn(message.members());
                     (self.events)(StationEvent::Message { from: id, message });
                 }
-                Ok(_) => {
-                    connection.close(CODE_ABORT, b"");
-                    break Some("it broke the protocol: a view that cannot be".to_owned());
-                }
-                Err(failed) => break self.why_closed(&connection, &failed).await,
+                Ok(_) => break "it broke the protocol: a view that cannot be".to_owned(),
+                Err(failed) => match self.why_closed(&connection, &failed).await {
+                    Closed::ByViolation(why) => break why,
+                    Closed::Lost(why) if self.forget(id, &connection) => break why,
+                    Closed::Lost(_) => return,
+                    Closed::InPeace => {
+                        self.forget(id, &connection);
+                        return;
+                    }
+                },
             }
         };
         let mut state = self.state();
-        let Some(open) = state.open.get_mut(&id) else { return };
-        open.retain(|open| open.connection.stable_id() != connection.stable_id());
-        if !open.is_empty() {
-            return;
+        // Whoever breaks the protocol is not listened to on another connection either.
+        for open in state.open.remove(&id).unwrap_or_default() {
+            open.connection.close(CODE_ABORT, b"");
         }
-        state.open.remove(&id);
-        if let Some(why) = why.filter(|_| state.watched.contains(&id)) {
+        if state.watched.contains(&id) {
             drop(state);
             (self.events)(StationEvent::Lost { id, why });
         }
     }
 
-    /// Why nothing more comes; `None` if the member has parted in peace.
-    async fn why_closed(&self, connection: &Connection, failed: &Failed) -> Option<String> {
+    /// Uses a connection no more. Whether it was the last one to that member.
+    fn forget(&self, id: MemberId, connection: &Connection) -> bool {
+        let mut state = self.state();
+        let Some(open) = state.open.get_mut(&id) else { return false };
+        open.retain(|open| open.connection.stable_id() != connection.stable_id());
+        let last = open.is_empty();
+        if last {
+            state.open.remove(&id);
+        }
+        last
+    }
+
+    /// Why nothing more comes.
+    async fn why_closed(&self, connection: &Connection, failed: &Failed) -> Closed {
         // The end of a stream comes a moment before that of its connection.
         let closed = timeout(self.failure_timeout, connection.closed()).await;
         let Ok(error) = closed else {
-            connection.close(CODE_ABORT, b"");
-            return Some(format!("it broke the protocol: {failed}"));
+            return Closed::ByViolation(format!("it broke the protocol: {failed}"));
         };
         if peer::is_done(&error) {
-            return None;
+            return Closed::InPeace;
         }
-        Some(match (peer::abort_of(&error), &error) {
+        Closed::Lost(match (peer::abort_of(&error), &error) {
             (Some(abort), _) => format!("it ended: {}", abort.reason),
             (None, ConnectionError::TimedOut) => {
                 format!("nothing came from it for {} s", self.failure_timeout.as_secs_f32())
@@ -418,7 +442,7 @@ impl State {
 /// Sends what comes until nothing more will, and waits until all of it has arrived.
 async fn write(mut send: SendStream, mut messages: mpsc::Receiver<Message>) {
     while let Some(message) = messages.recv().await {
-        let frame = match peer::frame(&message) {
+        let frame = match handshake::frame(&message) {
             Ok(frame) => frame,
             Err(error) => {
                 tracing::warn!("a message about views is not sent: {error}");
@@ -429,5 +453,5 @@ async fn write(mut send: SendStream, mut messages: mpsc::Receiver<Message>) {
             return;
         }
     }
-    peer::let_answer_arrive(&mut send).await;
+    handshake::let_answer_arrive(&mut send).await;
 }

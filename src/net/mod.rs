@@ -21,6 +21,7 @@ pub mod congestion;
 mod door;
 pub mod driver;
 pub mod endpoint;
+mod handshake;
 pub mod identity;
 mod interrupt;
 mod link;

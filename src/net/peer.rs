@@ -16,16 +16,17 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use quinn::{Connection, ConnectionError, RecvStream, SendStream, TransportErrorCode, VarInt};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::door::{Call, Caller, Door};
+use super::handshake::{
+    Failed, frame, greet, hear, let_answer_arrive, read_failed, read_frame, write_failed,
+};
 use super::{Failures, NetError, wire};
 use crate::protocol::greeting::Greeting;
-use crate::protocol::message::{
-    Abort, Answer, Hello, HelloMismatch, PREAMBLE, PREAMBLE_BYTES, check_preamble,
-};
+use crate::protocol::message::{Abort, Answer, Hello};
 
 /// Where a worker may be reached: `host:port`, the host being an IP address or a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -293,80 +294,6 @@ fn unwind<T>(done: Result<T, tokio::task::JoinError>) -> T {
     done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// One try to connect or to be connected to, which failed.
-pub(super) enum Failed {
-    /// Another try or another peer may fare better.
-    Retry(String),
-    /// The peer holds another key.
-    OtherKey,
-    /// Nothing will change this.
-    Final(NetError),
-}
-
-impl Failed {
-    fn mismatch(address: SocketAddr, mismatch: Box<HelloMismatch>) -> Failed {
-        Failed::Final(NetError::Mismatch { address, mismatch })
-    }
-}
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failed::Retry(text) => f.write_str(text),
-            Failed::OtherKey => f.write_str("it holds another cluster key, or none"),
-            Failed::Final(error) => error.fmt(f),
-        }
-    }
-}
-
-impl From<ConnectionError> for Failed {
-    fn from(error: ConnectionError) -> Self {
-        if let Some(abort) = abort_of(&error) {
-            return Failed::Final(NetError::Aborted(abort));
-        }
-        match &error {
-            ConnectionError::TransportError(error) if is_key_alert(error.code.into()) => {
-                Failed::OtherKey
-            }
-            ConnectionError::ConnectionClosed(close) if is_key_alert(close.error_code.into()) => {
-                Failed::OtherKey
-            }
-            ConnectionError::ConnectionClosed(close)
-                if close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
-            {
-                Failed::Retry("it takes no more connections: its group is formed".to_owned())
-            }
-            ConnectionError::ConnectionClosed(close)
-                if close.error_code == TransportErrorCode::APPLICATION_ERROR =>
-            {
-                Failed::Retry("it gave up".to_owned())
-            }
-            ConnectionError::TimedOut => Failed::Retry("no answer".to_owned()),
-            error => Failed::Retry(error.to_string()),
-        }
-    }
-}
-
-/// Whether a transport's error code is one of the TLS alerts about a peer's certificate.
-fn is_key_alert(code: u64) -> bool {
-    const CRYPTO_ERROR: u64 = 0x100;
-    const BAD_CERTIFICATE: u64 = 42;
-    const CERTIFICATE_UNKNOWN: u64 = 46;
-    const UNKNOWN_CA: u64 = 48;
-    const ACCESS_DENIED: u64 = 49;
-    const DECRYPT_ERROR: u64 = 51;
-    const CERTIFICATE_REQUIRED: u64 = 116;
-    let alerts = [
-        BAD_CERTIFICATE,
-        CERTIFICATE_UNKNOWN,
-        UNKNOWN_CA,
-        ACCESS_DENIED,
-        DECRYPT_ERROR,
-        CERTIFICATE_REQUIRED,
-    ];
-    code.checked_sub(CRYPTO_ERROR).is_some_and(|alert| alerts.contains(&alert))
-}
-
 /// Handshakes under way at one time: strangers must not fill the memory.
 pub(super) const HANDSHAKES_MAX: usize = 64;
 
@@ -467,43 +394,6 @@ fn noted(failures: &Mutex<Failures>) -> Failures {
     failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The connecting side's first words, for whatever the connection is; the answer comes next.
-pub(super) async fn greet(
-    connecting: quinn::Connecting,
-    address: SocketAddr,
-    greeting: &Greeting,
-) -> Result<(Connection, SendStream, RecvStream), Failed> {
-    let connection = connecting.await?;
-    let (mut send, mut receive) = connection.open_bi().await?;
-    let words = [&PREAMBLE[..], &frame(greeting)?].concat();
-    send.write_all(&words).await.map_err(write_failed)?;
-    read_preamble(&mut receive, address).await?;
-    Ok((connection, send, receive))
-}
-
-/// The accepting side's first words: hears what the caller wants.
-pub(super) async fn hear(
-    address: SocketAddr,
-    connecting: Result<quinn::Connecting, ConnectionError>,
-) -> Result<Caller, Failed> {
-    let connection = connecting?.await?;
-    let (mut send, mut receive) = connection.accept_bi().await?;
-    send.write_all(&PREAMBLE).await.map_err(write_failed)?;
-    if let Err(failed) = read_preamble(&mut receive, address).await {
-        let_answer_arrive(&mut send).await;
-        return Err(failed);
-    }
-    let greeting = read_frame(&mut receive).await?;
-    Ok(Caller { address, connection, send, receive, greeting })
-}
-
-/// Closing at once would overtake the answer that says why.
-pub(super) async fn let_answer_arrive(send: &mut SendStream) {
-    // The stream may already be gone on the other side.
-    let _ = send.finish();
-    let _ = send.stopped().await;
-}
-
 impl Call {
     fn address(&self) -> SocketAddr {
         match self {
@@ -557,43 +447,6 @@ async fn welcome(
 
 /// The connecting side's first word behind the handshake.
 const STREAM_MAGIC: [u8; 4] = *b"ring";
-
-async fn read_preamble(receive: &mut RecvStream, address: SocketAddr) -> Result<(), Failed> {
-    let mut preamble = [0; PREAMBLE_BYTES];
-    receive.read_exact(&mut preamble).await.map_err(read_failed)?;
-    check_preamble(&preamble)
-        .map_err(|mismatch| Failed::Final(NetError::Version { address, mismatch }))
-}
-
-pub(super) async fn read_frame<T: serde::de::DeserializeOwned>(
-    receive: &mut RecvStream,
-) -> Result<T, Failed> {
-    let garbled = |error: wire::WireError| Failed::Retry(format!("it sent {error}"));
-    let mut prefix = [0; wire::PREFIX_BYTES];
-    receive.read_exact(&mut prefix).await.map_err(read_failed)?;
-    let mut message = vec![0; wire::frame_length(prefix).map_err(garbled)?];
-    receive.read_exact(&mut message).await.map_err(read_failed)?;
-    wire::decode(&message).map_err(garbled)
-}
-
-pub(super) fn frame<T: serde::Serialize>(message: &T) -> Result<Vec<u8>, Failed> {
-    wire::encode_frame(message)
-        .map_err(|error| Failed::Final(NetError::Settings(format!("handshake: {error}"))))
-}
-
-pub(super) fn read_failed(error: quinn::ReadExactError) -> Failed {
-    match error {
-        quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error)) => error.into(),
-        error => Failed::Retry(error.to_string()),
-    }
-}
-
-pub(super) fn write_failed(error: quinn::WriteError) -> Failed {
-    match error {
-        quinn::WriteError::ConnectionLost(error) => error.into(),
-        error => Failed::Retry(error.to_string()),
-    }
-}
 
 #[cfg(test)]
 mod tests {

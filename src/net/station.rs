@@ -21,9 +21,10 @@ use tokio::time::timeout;
 
 use super::door::{Caller, Door};
 use super::endpoint::{Endpoint, TransportSettings};
+use super::handshake;
 use super::identity::ClusterKey;
 use super::members::Members;
-use super::peer::{self, ATTEMPT_TIMEOUT, CODE_ABORT, HANDSHAKES_MAX, PeerAddress};
+use super::peer::{ATTEMPT_TIMEOUT, CODE_ABORT, HANDSHAKES_MAX, PeerAddress};
 use super::{NetError, wire};
 use crate::protocol::greeting::{Greeting, MemberHello};
 use crate::protocol::membership::{Member, MemberId, Message};
@@ -213,7 +214,7 @@ async fn receive(
     members: Arc<Members>,
     newest: watch::Receiver<Slot>,
 ) {
-    match timeout(ATTEMPT_TIMEOUT, peer::hear(address, connecting)).await {
+    match timeout(ATTEMPT_TIMEOUT, handshake::hear(address, connecting)).await {
         Ok(Ok(caller)) => match &caller.greeting {
             Greeting::Group(hello) => {
                 let (generation, rank) = (hello.generation, hello.rank);
@@ -243,5 +244,91 @@ async fn hand_over(caller: Caller, generation: u32, rank: u32, mut newest: watch
         // Nobody is to blame: the caller is told what it needs to know by other members.
         let abort = Abort::new(rank, None, "the group of this view is there no more".to_owned());
         connection.close(CODE_ABORT, &wire::encode(&abort).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::membership::{Member, View};
+
+    /// What a station is told, and the station of a worker with this number and these terms.
+    fn station(
+        key: &ClusterKey,
+        id: u64,
+        lr: &str,
+        run_id: Option<&str>,
+    ) -> (Station, blocking::Receiver<StationEvent>, Member) {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port on loopback");
+        let address = socket.local_addr().expect("a bound socket");
+        let (sender, events) = blocking::channel();
+        let hello = MemberHello {
+            id: MemberId(id),
+            run_id: run_id.map(str::to_owned),
+            terms: vec![("lr".to_owned(), lr.to_owned())],
+        };
+        let (key, transport) = (key.clone(), TransportSettings::default());
+        let options = StationOptions { socket, key, transport, hello };
+        let told = move |event| drop(sender.send(event));
+        let member = Member { id: MemberId(id), addresses: vec![address.to_string()] };
+        (Station::open(options, told).expect("a station"), events, member)
+    }
+
+    /// Longer than anything here takes; whoever waits in vain fails.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn members_hear_each_other_and_miss_one_that_is_gone() {
+        let key = ClusterKey::generate().expect("a key");
+        let (a, told_a, member_a) = station(&key, 0, "0.1", Some("fox"));
+        let (b, told_b, member_b) = station(&key, 1, "0.1", Some("fox"));
+        let view = View::first(vec![member_a, member_b], 0);
+        a.watch(&view.members, MemberId(0), PATIENCE);
+        let commit = Message::Commit { view: Box::new(view) };
+        a.send(MemberId(1), commit.clone());
+        let heard = told_b.recv_timeout(PATIENCE).expect("a message");
+        let StationEvent::Message { from, message } = heard else { panic!("{heard:?}") };
+        assert_eq!((from, message), (MemberId(0), commit));
+        // The other direction needs no address: there is a connection.
+        b.send(MemberId(0), Message::Leave { generation: 0 });
+        let heard = told_a.recv_timeout(PATIENCE).expect("a message");
+        assert!(matches!(heard, StationEvent::Message { from: MemberId(1), .. }), "{heard:?}");
+        b.part(Some("its disk is full".to_owned()));
+        let heard = told_a.recv_timeout(PATIENCE).expect("a loss");
+        let StationEvent::Lost { id, why } = heard else { panic!("{heard:?}") };
+        assert_eq!((id, why.as_str()), (MemberId(1), "it ended: its disk is full"));
+    }
+
+    #[test]
+    fn whoever_comes_hears_the_run_or_why_it_does_not_fit() {
+        let key = ClusterKey::generate().expect("a key");
+        let (_a, told, member) = station(&key, 0, "0.1", Some("fox"));
+        let contacts = [member.addresses[0].parse().expect("an address")];
+        let (b, _, itself) = station(&key, 7, "0.1", None);
+        let contact = b.contact(&contacts, PATIENCE).expect("it fits");
+        assert_eq!((contact.member, contact.run_id.as_str()), (MemberId(0), "fox"));
+        assert_eq!(contact.seen_at, itself.addresses[0]);
+        let (c, _, _) = station(&key, 8, "0.2", None);
+        let error = c.contact(&contacts, PATIENCE).expect_err("another learning rate");
+        assert!(error.to_string().contains("lr differs: worker 8 has 0.2"), "{error}");
+        // Nobody in the run has noticed.
+        drop((b, c));
+        assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_view_that_cannot_be_ends_the_connection() {
+        let key = ClusterKey::generate().expect("a key");
+        let (a, told_a, member_a) = station(&key, 0, "0.1", Some("fox"));
+        let (b, _, member_b) = station(&key, 1, "0.1", Some("fox"));
+        let mut view = View::first(vec![member_a, member_b], 0);
+        a.watch(&view.members, MemberId(0), PATIENCE);
+        b.watch(&view.members, MemberId(1), PATIENCE);
+        view.source = MemberId(9);
+        b.send(MemberId(0), Message::Commit { view: Box::new(view) });
+        let heard = told_a.recv_timeout(PATIENCE).expect("a loss");
+        let StationEvent::Lost { id, why } = heard else { panic!("{heard:?}") };
+        assert_eq!(id, MemberId(1));
+        assert!(why.starts_with("it broke the protocol"), "{why}");
     }
 }

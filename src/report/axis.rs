@@ -108,6 +108,17 @@ impl Axis {
         }
     }
 
+    /// A column for each name, from 0 on, one wide.
+    pub fn columns(name: &str, names: &[String]) -> Axis {
+        let ticks = names.iter().enumerate().map(|(i, name)| (i as f64 + 0.5, name.clone()));
+        Axis {
+            name: name.to_owned(),
+            ticks: ticks.collect(),
+            ends: (0.0, names.len().max(1) as f64),
+            logarithmic: false,
+        }
+    }
+
     /// The middle of row `index` of so many.
     pub fn row(rows: usize, index: usize) -> f64 {
         rows as f64 - index as f64 - 0.5

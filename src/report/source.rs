@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::simulate::cell::Cell;
 use crate::train::metrics::{EpochReport, MetricsLine, RunSummary, StepReport};
+use crate::train::timeline::{self, Trace};
 
 /// A folder that no report can be made of.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +44,8 @@ pub struct Run {
     pub summary: Option<RunSummary>,
     pub steps: Vec<StepReport>,
     pub epochs: Vec<EpochReport>,
+    /// With --timeline.
+    pub timeline: Option<Trace>,
 }
 
 /// A run's summary, and a sweep's cells.
@@ -93,7 +96,9 @@ fn read_run(folder: &Path) -> Result<Option<Run>, ReportError> {
             MetricsLine::Epoch(report) => epochs.push(report),
         }
     }
-    Ok(Some(Run { name: name_of(folder), summary, steps, epochs }))
+    let timeline = timeline::read(folder)
+        .map_err(|source| ReportError::Read { path: folder.join(timeline::TIMELINE), source })?;
+    Ok(Some(Run { name: name_of(folder), summary, steps, epochs, timeline }))
 }
 
 /// The folder's own name; the whole path where it has none.

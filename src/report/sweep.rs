@@ -175,7 +175,8 @@ impl Group {
     /// How much faster than one worker, with messages and without.
     pub fn speed_up(&self, cell: &Cell) -> Option<SpeedUp> {
         let alone = self.alone(cell.scenario.topology, cell.source)?;
-        let with_messages = ratio(cell.images_per_s, alone.images_per_s)?;
+        let with_messages =
+            ratio(cell.images_per_s, alone.images_per_s).filter(|&ratio| ratio > 0.0)?;
         Some(SpeedUp {
             with_messages,
             without_messages: ratio(compute_ms(alone), compute_ms(cell))?,

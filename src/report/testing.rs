@@ -109,5 +109,6 @@ pub fn run(name: &str, workers: usize, images_per_s: f64, test_accuracy: f64) ->
         summary: Some(summary),
         steps: [1, 10, 50, 100].map(step).to_vec(),
         epochs: vec![epoch],
+        timeline: None,
     }
 }

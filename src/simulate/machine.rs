@@ -42,6 +42,22 @@ impl Default for Machine {
 }
 
 impl Machine {
+    /// Nodes of this program that share one machine's cores, with emulated cards before them.
+    ///
+    /// Packets are those of the loopback interface. The constants were
+    /// [calibrated](super::calibrate) on a machine with two cores: see the README's table.
+    pub fn local(cores: usize) -> Machine {
+        Machine {
+            mtu: 6_500,
+            cores,
+            packet_ns: 6_000.0,
+            byte_ns: 0.5,
+            wake_ns: 30_000,
+            element_ns: 1.0,
+            timer_ns: 80_000,
+        }
+    }
+
     /// Processors that cost nothing, as in the textbooks' formulas.
     pub const fn without_overheads() -> Machine {
         Machine {

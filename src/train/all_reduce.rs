@@ -22,6 +22,7 @@ use super::device_loss::LostEngine;
 use super::engine::{EngineDescription, EngineError, GradientEngine, Reopen};
 use super::evaluate::{Evaluation, evaluate};
 use super::metrics::{PlanReport, milliseconds};
+use super::timeline::{Timeline, Track};
 use super::trainer::{TrainError, TrainingState};
 use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
@@ -64,6 +65,7 @@ pub struct AllReduce {
     packed: Vec<Vec<u32>>,
     /// For how long each worker of the present group has waited for each other one, by rank.
     waited: Vec<Vec<Duration>>,
+    timeline: Timeline,
 }
 
 /// What a worker's part consists of.
@@ -101,6 +103,7 @@ impl AllReduce {
             balancer: Balancer::new(world, tiles(config.batch.min(samples)), rebalance),
             rebalance,
             changes_before: 0,
+            timeline: Timeline::default(),
             traffic_before: Traffic::default(),
             config,
             dataset,
@@ -109,6 +112,12 @@ impl AllReduce {
             stop,
             overlap,
         }
+    }
+
+    /// Keeps what is done when.
+    pub fn recorded(mut self, timeline: Timeline) -> AllReduce {
+        self.timeline = timeline;
+        self
     }
 
     /// Lets the run go on in the next view when the group breaks.
@@ -152,11 +161,13 @@ impl Update for AllReduce {
         if let Some(views) = &mut self.views {
             views.completing(self.generation, state.step + 1)?;
         }
+        let reduced_at = Instant::now();
         let lr = learning_rate(&self.config, state.step, self.total_steps);
         self.mean_gradients(&fixed_point, reduced.samples);
         if state.optimizer.step(&mut state.parameters, &self.gradients, lr).is_err() {
             return Err(self.diverged(state.step));
         }
+        self.timeline.span(Track::Optimizer, state.step, reduced_at);
         state.maxima = maxima;
         state.step += 1;
         let rebalanced = self.balancer.observe(tiles(batch), computed_us(&self.vectors));
@@ -382,6 +393,7 @@ impl AllReduce {
             let reduction = pack(wire, &BUCKETS[index], vector, packed);
             collective.start(id(index), reduction, std::mem::take(packed))
         };
+        let (mut computed_at, mut started_at) = (began, [began; BUCKETS.len()]);
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let vector = &mut self.vectors[index];
             let (words, control) = vector.split_at_mut(bucket.words());
@@ -389,7 +401,9 @@ impl AllReduce {
             control.fill(0);
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
             control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
+            computed_at = self.timeline.span(Track::Compute(index), step, computed_at);
             if self.overlap {
+                started_at[index] = Instant::now();
                 start(index, vector, &mut self.packed[index])?;
             }
         }
@@ -397,15 +411,18 @@ impl AllReduce {
         if !self.overlap {
             let vectors = self.vectors.iter_mut().zip(&mut self.packed);
             for (index, (vector, packed)) in vectors.enumerate() {
+                started_at[index] = Instant::now();
                 start(index, vector, packed)?;
             }
         }
         spent.compute += computed - began;
         let vectors = self.vectors.iter_mut().zip(&mut self.packed);
-        for (bucket, (vector, packed)) in BUCKETS.iter().zip(vectors) {
+        for (index, (bucket, (vector, packed))) in BUCKETS.iter().zip(vectors).enumerate() {
             *packed = collective.finish()?;
+            self.timeline.span(Track::Communication(index), step, started_at[index]);
             unpack(wire, bucket, packed, vector);
         }
+        self.timeline.span(Track::Waiting, step, computed);
         spent.comm += computed.elapsed();
         spent.comm_busy += collective.busy().saturating_sub(busy_before);
         self.note_waits();

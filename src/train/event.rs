@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::engine::EngineDescription;
 use super::metrics::{EpochReport, RunSummary, StepReport};
+use super::progress::Progress;
 
 /// A thing that happened in a run, in the order in which it happened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub enum Event {
     Started(Started),
     /// A step is over. Sent at most ten times a second.
     Step(StepReport),
+    /// The sums so far, behind each of these steps and each evaluation.
+    Progress(Box<Progress>),
     /// An epoch, or the run's last part of one, is over and the test set was evaluated.
     Epoch(EpochReport),
     /// A checkpoint was written.

@@ -14,6 +14,7 @@ use super::metrics::{
     BytesPerStep, EpochReport, MetricsLine, Percentiles, PlanReport, RunSummary, StepReport,
     StepTotals, ViewReport, hex, milliseconds,
 };
+use super::progress::Progress;
 use super::run_folder::RunFolder;
 use super::trainer::{Heir, TrainError, Trainer, parameters_sha256};
 use super::views::{Regrouped, Standing};
@@ -53,6 +54,7 @@ pub(super) struct Run {
     last_step_event: Option<Instant>,
     /// The shares in this view that the observer was told of last.
     told_plan: Option<Plan>,
+    progress: Progress,
     stopped: bool,
 }
 
@@ -72,6 +74,7 @@ impl Run {
             comm_busy: Duration::ZERO,
             last_step_event: None,
             told_plan: None,
+            progress: Progress::default(),
             stopped: false,
             trainer,
         }
@@ -175,6 +178,7 @@ impl Run {
         if self.last_step_event.is_none_or(|at| at.elapsed() >= STEP_EVENT_INTERVAL) {
             self.last_step_event = Some(Instant::now());
             observer.event(Event::Step(report));
+            self.tell_progress(observer);
         }
         Ok(())
     }
@@ -219,6 +223,7 @@ impl Run {
         let stood_still = self.moved_at.elapsed();
         self.moved_at = Instant::now();
         self.redone_steps += redone;
+        self.progress.redone_steps += redone;
         if rank == 0
             && self.trainer.folder.is_none()
             && let Some(Heir { path, config_toml, .. }) = &self.trainer.heir
@@ -275,7 +280,17 @@ impl Run {
             folder.append(&MetricsLine::Epoch(report.clone()))?;
         }
         observer.event(Event::Epoch(report.clone()));
+        self.progress.epoch(&report);
+        self.tell_progress(observer);
         Ok(report)
+    }
+
+    /// Tells the sums so far.
+    fn tell_progress(&mut self, observer: &mut dyn Observer) {
+        self.progress.traffic = self.trainer.update.report().traffic;
+        self.progress.workers = self.trainer.update.workers();
+        self.progress.generation = self.views.last().map_or(0, |view| view.generation);
+        observer.event(Event::Progress(Box::new(self.progress.clone())));
     }
 
     /// Says after the first step which algorithms the run begins with, if there was a choice; which
@@ -350,6 +365,7 @@ impl Run {
             redone: outcome.redone,
             server: outcome.server,
         };
+        self.progress.step(&report, outcome.samples);
         Ok((report, outcome.rebalanced))
     }
 
@@ -357,7 +373,8 @@ impl Run {
     pub(super) fn open_own_folder(&mut self) -> Result<(), TrainError> {
         let own = self.trainer.heir.as_ref().filter(|heir| heir.is_own);
         if let (None, Some(Heir { path, config_toml, .. })) = (&self.trainer.folder, own) {
-            self.trainer.folder = Some(RunFolder::open_beside(path, config_toml)?);
+            self.trainer.folder =
+                Some(RunFolder::open_beside(path, config_toml, self.trainer.state.step)?);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::checkpoint::{
     write_atomically,
 };
 use super::metrics::{MetricsLine, RunSummary, StepReport};
+use super::tensorboard::EventFile;
 use super::trainer::TrainingState;
 
 /// Between two step lines of `metrics.jsonl`: enough for a curve, little beside the training.
@@ -42,6 +43,7 @@ pub enum RunFolderError {
 pub struct RunFolder {
     path: PathBuf,
     metrics: fs::File,
+    events: EventFile,
 }
 
 impl RunFolder {
@@ -68,7 +70,7 @@ impl RunFolder {
     pub fn create(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
         RunFolder::check_free(path)?;
         fs::create_dir_all(path).map_err(|source| io(path, source))?;
-        RunFolder::open(path, config_toml)
+        RunFolder::open(path, config_toml, 0)
     }
 
     /// Opens the run's own folder to go on after `step` steps: what was logged later is about to be
@@ -89,7 +91,7 @@ impl RunFolder {
             MetricsLine::Step(report) => report.step <= step,
             MetricsLine::Epoch(report) => report.step <= step,
         })?;
-        RunFolder::open(path, config_toml)
+        RunFolder::open(path, config_toml, step)
     }
 
     /// Opens the folder of a run under way, whose writer is lost, to write on after `step` steps. A
@@ -105,32 +107,37 @@ impl RunFolder {
             MetricsLine::Step(report) => report.step <= step,
             MetricsLine::Epoch(report) => report.step < step,
         })?;
-        RunFolder::open_beside(path, config_toml)
+        RunFolder::open_beside(path, config_toml, step)
     }
 
     /// Opens a folder to which others may be writing, to leave a checkpoint in it.
-    pub fn open_beside(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
+    pub fn open_beside(
+        path: &Path,
+        config_toml: &str,
+        step: u64,
+    ) -> Result<RunFolder, RunFolderError> {
         fs::create_dir_all(path).map_err(|source| io(path, source))?;
         if path.join("config.toml").exists() {
-            return RunFolder::open_metrics(path);
+            return RunFolder::open_metrics(path, step);
         }
-        RunFolder::open(path, config_toml)
+        RunFolder::open(path, config_toml, step)
     }
 
-    fn open(path: &Path, config_toml: &str) -> Result<RunFolder, RunFolderError> {
+    fn open(path: &Path, config_toml: &str, step: u64) -> Result<RunFolder, RunFolderError> {
         let config = path.join("config.toml");
         write_atomically(&config, config_toml.as_bytes()).map_err(|source| io(&config, source))?;
-        RunFolder::open_metrics(path)
+        RunFolder::open_metrics(path, step)
     }
 
-    fn open_metrics(path: &Path) -> Result<RunFolder, RunFolderError> {
+    fn open_metrics(path: &Path, step: u64) -> Result<RunFolder, RunFolderError> {
         let metrics = path.join(METRICS);
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(&metrics)
             .map_err(|source| io(&metrics, source))?;
-        Ok(RunFolder { path: path.to_owned(), metrics: file })
+        let events = EventFile::create(path, step).map_err(|source| io(path, source))?;
+        Ok(RunFolder { path: path.to_owned(), metrics: file, events })
     }
 
     pub fn path(&self) -> &Path {
@@ -147,13 +154,14 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Appends a line to `metrics.jsonl`.
+    /// Appends a line to `metrics.jsonl`, and its scalars to the event file.
     pub fn append(&mut self, line: &MetricsLine) -> Result<(), RunFolderError> {
         let mut text = serde_json::to_string(line).expect("a report serializes");
         text.push('\n');
         self.metrics
             .write_all(text.as_bytes())
-            .map_err(|source| io(&self.path.join(METRICS), source))
+            .map_err(|source| io(&self.path.join(METRICS), source))?;
+        self.events.line(line).map_err(|source| io(&self.path, source))
     }
 
     /// Writes `checkpoint-<step>.safetensors` and `model.safetensors`, each atomically.

@@ -15,6 +15,7 @@ use crate::protocol::parameter_server::Age;
 use crate::protocol::star::{self, Message, Order, PushHeader, ToServer, ToWorker};
 use crate::train::engine::GradientEngine;
 use crate::train::evaluate::evaluate_part;
+use crate::train::timeline::{Timeline, Track};
 use crate::train::trainer::TrainError;
 
 use super::layout::cut;
@@ -45,6 +46,9 @@ pub struct ServedWorker {
     awaited: usize,
     /// A vector a bucket, as the engine gives it.
     vectors: Vec<Vec<u32>>,
+    timeline: Timeline,
+    /// Steps of the last task.
+    step: u64,
 }
 
 impl ServedWorker {
@@ -58,11 +62,19 @@ impl ServedWorker {
             parameters: vec![0.0; PARAMETERS],
             awaited: 0,
             vectors: BUCKETS.iter().map(|bucket| vec![0; bucket.words()]).collect(),
+            timeline: Timeline::default(),
+            step: 0,
             config,
             dataset,
             engine,
             star,
         }
+    }
+
+    /// Keeps what is done when.
+    pub fn recorded(mut self, timeline: Timeline) -> ServedWorker {
+        self.timeline = timeline;
+        self
     }
 
     /// Computes what it is told, until the run is over.
@@ -87,12 +99,14 @@ impl ServedWorker {
         let engine = engine.expect("a description serializes");
         self.tell(0, ToServer::Ready { engine }, Vec::new())?;
         loop {
+            let idle_since = Instant::now();
             let (message, words) = loop {
                 let (server, message, words) = self.receive()?;
                 if !self.take_slice(server, &message, &words)? {
                     break (message, words);
                 }
             };
+            self.timeline.span(Track::Waiting, self.step, idle_since);
             match message {
                 ToWorker::Compute(order) => {
                     self.put(0, order.version, &words)?;
@@ -172,16 +186,20 @@ impl ServedWorker {
         let task = order.task;
         let mut scale = scale_of(&order.scale).ok_or_else(|| net(unexpected(0)))?;
         let mut redone = false;
+        self.step = task.step;
         loop {
+            let mut computed_at = Instant::now();
             let batch = self.sampler.batch(task.step);
             let fixed_point = FixedPoint::for_wire(self.config.wire, batch.len(), &scale);
             let mine = share(batch.len(), self.star.workers(), task.share as usize);
             self.engine.begin_step(&self.parameters, &batch[mine], &fixed_point)?;
             for bucket in 0..BUCKETS.len() {
                 self.engine.finish_bucket(bucket, &mut self.vectors[bucket])?;
+                self.timeline.span(Track::Compute(bucket), task.step, computed_at);
                 if !order.own_range {
                     self.push(order, bucket, &scale, began)?;
                 }
+                computed_at = Instant::now();
             }
             if !order.own_range {
                 let version = order.version + 1;
