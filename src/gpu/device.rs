@@ -356,6 +356,9 @@ impl Gpu {
         });
         self.waited.set(self.waited.get() + start.elapsed());
         // A fault tells more than the failed wait that follows from it.
+        if polled.is_err() {
+            self.hear_of_loss();
+        }
         self.check()?;
         match polled {
             Ok(_) => Ok(()),
@@ -372,6 +375,12 @@ impl Gpu {
         }
     }
 
+    /// A lost device takes no commands without a word, and wgpu tells of the loss while it polls.
+    fn hear_of_loss(&self) {
+        // An error here says no more than what has failed before.
+        let _ = self.device.poll(wgpu::PollType::Poll);
+    }
+
     /// Time spent in [`Gpu::wait`].
     pub fn waited(&self) -> Duration {
         self.waited.get()
@@ -380,6 +389,7 @@ impl Gpu {
     /// The error for a command that the device would not take: what went wrong before, if anything
     /// did, since a lost device takes none.
     pub fn refused(&self, reason: impl fmt::Display) -> GpuError {
+        self.hear_of_loss();
         if let Err(fault) = self.check() {
             return fault;
         }
