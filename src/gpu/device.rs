@@ -365,13 +365,7 @@ impl Gpu {
             Err(wgpu::PollError::Timeout) => {
                 Err(GpuError::Timeout { adapter: self.report.label(), seconds: WAIT_SECONDS_MAX })
             }
-            Err(error) => {
-                // A lost device takes no work, so there is no such submission to wait for; that it
-                // was lost is told at its next poll.
-                let _ = self.device.poll(wgpu::PollType::Poll);
-                self.check()?;
-                Err(self.refused(error))
-            }
+            Err(error) => Err(self.refused(error)),
         }
     }
 

@@ -93,7 +93,7 @@ pub struct NetworkPlan {
     /// The shares follow the workers' speeds and change once in so many steps at most; none: they
     /// stay equal. The same for all workers; of no matter to servers.
     pub rebalance: Option<NonZero<u32>>,
-    /// How long workers wait where the kernels are [`Kernels::Synthetic`].
+    /// How long workers wait where the kernels are [`Kernels::Synthetic`](crate::config::Kernels::Synthetic).
     #[serde(default)]
     pub synthetic: Option<SyntheticCompute>,
 }

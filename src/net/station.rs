@@ -3,7 +3,7 @@
 //!
 //! A station has one thread, one endpoint and one UDP port. Whoever connects says first what for:
 //! callers for a group are handed to it, or wait a little for a group that this worker has not
-//! joined yet; the others are members, or want to become ones (see [`members`](super::members)).
+//! joined yet; the others are members, or want to become ones (see `net/members.rs`).
 //! The groups' drivers are tasks on the station's thread, so a group costs what it costs on a
 //! thread of its own.
 
