@@ -13,6 +13,7 @@ pub mod pipe;
 mod process;
 mod spawner;
 pub mod star;
+mod start;
 pub mod threads;
 pub mod worker;
 

@@ -12,6 +12,7 @@ use crate::data::sampler::share;
 use crate::net::{NetError, Star, StarEvent, StarOptions};
 use crate::protocol::collective::Reduction;
 use crate::protocol::parameter_server::{Age, Grant, Mode, ParameterServer, Request, Verdict};
+use crate::protocol::pulls::Pulls;
 use crate::protocol::star::{self, Message, Order, PushHeader, ToServer, ToWorker};
 use crate::simulate::{NodeBytes, Scenario};
 
@@ -271,8 +272,7 @@ struct Worker {
     versions: Vec<u64>,
     parameters: Vec<f32>,
     sums: Vec<u32>,
-    /// Slices that were asked for and are not here yet.
-    awaited: usize,
+    pulls: Pulls,
     record: WorkerRecord,
 }
 
@@ -289,7 +289,7 @@ impl Worker {
             versions: vec![0; servers],
             parameters: vec![0.0; scenario.elements],
             sums: vec![0; scenario.elements],
-            awaited: 0,
+            pulls: Pulls::new(servers),
             record: WorkerRecord::default(),
         }
     }
@@ -332,24 +332,23 @@ impl Worker {
     /// The next task, with all parameters in place; none if it is over.
     fn next_order(&mut self) -> Result<Option<Order>, BenchError> {
         let mut order = None;
-        while order.is_none() || self.awaited > 0 {
+        while order.is_none() || !self.pulls.are_here() {
             let (server, message, words) = self.receive()?;
             match message {
                 ToWorker::Slice { version } => {
                     self.put(server, version, &words)?;
-                    self.awaited = self.awaited.checked_sub(1).ok_or_else(|| unexpected(server))?;
+                    self.pulls.arrived().map_err(|_| unexpected(server))?;
                 }
                 ToWorker::Compute(new) => {
                     self.put(server, new.version, &words)?;
-                    if new.own_range || new.task.step == 0 {
-                        self.ask_for_slices(&new.pull)?;
-                    }
+                    self.ask_for_slices(&new.pull)?;
                     order = Some(new);
                 }
                 ToWorker::Finish => return Ok(None),
                 _ => return Err(unexpected(server)),
             }
         }
+        self.pulls.used();
         Ok(order)
     }
 
@@ -367,10 +366,12 @@ impl Worker {
         Ok(())
     }
 
+    /// Asks for the other servers' slices, unless that was done already.
     fn ask_for_slices(&mut self, age: &Age) -> Result<(), BenchError> {
-        for server in 1..self.slices.len() {
-            self.tell(server, ToServer::Pull(age.clone()), Vec::new())?;
-            self.awaited += 1;
+        if self.pulls.ask() {
+            for server in 1..self.slices.len() {
+                self.tell(server, ToServer::Pull(age.clone()), Vec::new())?;
+            }
         }
         Ok(())
     }
