@@ -21,7 +21,7 @@ use crate::net::identity::ClusterKey;
 use crate::protocol::membership::{Acceptors, Member, MemberId, Settings, View};
 
 use super::CommandError;
-use super::train::WORKERS_MAX;
+use super::plan_flags::WORKERS_MAX;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Group")]

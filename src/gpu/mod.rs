@@ -1,5 +1,6 @@
 //! The wgpu shell: adapters, kernels, the gradient engine.
 
+pub mod adapter;
 pub mod device;
 pub mod engine;
 pub mod lane;
@@ -7,7 +8,8 @@ pub mod portable;
 pub mod shader;
 pub mod timing;
 
-pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, adapters_for, list_adapters};
+pub use adapter::{AdapterChoice, AdapterKind, AdapterReport, adapters_for, list_adapters};
+pub use device::Gpu;
 pub use engine::{Engine, EngineSettings, Sums};
 
 /// A GPU's failure.
