@@ -22,7 +22,8 @@ const STEPS: usize = 4;
 /// How a cost is reached.
 type Cost = fn(&mut Machine, f64);
 
-const COSTS: [Cost; 3] = [
+const COSTS: [Cost; 4] = [
+    |machine, factor| machine.card_ns *= factor,
     |machine, factor| machine.packet_ns *= factor,
     |machine, factor| machine.byte_ns *= factor,
     |machine, factor| machine.wake_ns = (machine.wake_ns as f64 * factor) as u64,

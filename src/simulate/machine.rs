@@ -3,7 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// The costs of a node's processor, of which only what counts in a step is modelled.
+///
+/// A node has three threads: one that computes and applies, one that speaks QUIC, and, where cards are
+/// emulated, one that moves their packets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Machine {
     /// A full packet's UDP payload in bytes.
     pub mtu: u32,
@@ -13,11 +17,15 @@ pub struct Machine {
     pub packet_ns: f64,
     /// For each byte, likewise: encryption, copies, and adding up.
     pub byte_ns: f64,
-    /// Until a thread that waited for a packet or a timer runs.
+    /// Until a thread that waited runs, for which a core is busy too.
     pub wake_ns: u64,
+    /// For each packet that an emulated card gives to the system, and that it is given by the system;
+    /// 0 where cards are real ones.
+    pub card_ns: f64,
     /// For each element of an update, of the node that applies it.
     pub element_ns: f64,
-    /// By how much waiting instead of computing takes longer than asked.
+    /// How late a timer of the system runs out: that of waiting instead of computing, and those of
+    /// emulated cards.
     pub timer_ns: u64,
 }
 
@@ -35,6 +43,7 @@ impl Default for Machine {
             packet_ns: 750.0,
             byte_ns: 0.22,
             wake_ns: 15_000,
+            card_ns: 0.0,
             element_ns: 1.0,
             timer_ns: 60_000,
         }
@@ -44,19 +53,9 @@ impl Default for Machine {
 impl Machine {
     /// Nodes of this program that share one machine's cores, with emulated cards before them.
     ///
-    /// Packets are those of the loopback interface. The costs of packets and wake-ups are estimates for a
-    /// machine with two cores, not fitted: the README's table says how far they are off, and
-    /// [`calibrate`](super::calibrate) fits them to cells of another machine.
+    /// Where [`calibrate`](super::calibrate) begins, which fits these costs to measured cells.
     pub fn local(cores: usize) -> Machine {
-        Machine {
-            mtu: 6_500,
-            cores,
-            packet_ns: 6_000.0,
-            byte_ns: 0.5,
-            wake_ns: 30_000,
-            element_ns: 1.0,
-            timer_ns: 80_000,
-        }
+        Machine { cores, card_ns: 5_000.0, wake_ns: 8_000, timer_ns: 80_000, ..Machine::default() }
     }
 
     /// Processors that cost nothing, as in the textbooks' formulas.
@@ -67,9 +66,20 @@ impl Machine {
             packet_ns: 0.0,
             byte_ns: 0.0,
             wake_ns: 0,
+            card_ns: 0.0,
             element_ns: 0.0,
             timer_ns: 0,
         }
+    }
+
+    /// Whether cards are emulated, by a thread beside the one that speaks QUIC.
+    pub(super) fn has_emulated_cards(&self) -> bool {
+        self.card_ns > 0.0
+    }
+
+    /// Of moving so many packets between a card and the system.
+    pub(super) fn card_ns(&self, packets: usize) -> u64 {
+        (packets as f64 * self.card_ns) as u64
     }
 
     /// Of so many bytes in so many packets, at one end.

@@ -46,6 +46,17 @@ pub(super) enum What {
     Bytes { from: usize, bytes: usize, tag: Option<u32> },
 }
 
+/// A node's threads, each of which does one thing after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Thread {
+    /// Computes, adds up and applies.
+    Trainer,
+    /// Speaks QUIC.
+    Network,
+    /// Moves an emulated card's packets.
+    Card,
+}
+
 pub(super) struct Network {
     machine: Machine,
     /// A full packet's stream bytes: whole words.
@@ -57,8 +68,12 @@ pub(super) struct Network {
     nodes: Vec<Node>,
     /// When each shared core is free.
     cores: Vec<Time>,
+    /// What all threads have worked.
+    worked: Time,
     events: BinaryHeap<Event>,
     sequence: u64,
+    /// What has happened and is not told yet.
+    untold: VecDeque<Happening>,
 }
 
 struct Node {
@@ -70,8 +85,14 @@ struct Node {
     turns: VecDeque<u32>,
     turn_packets: usize,
     waits_for_room: bool,
-    /// When its thread has done what it knows of.
-    free_at: Time,
+    /// When each [`Thread`] has done what it knows of.
+    free_at: [Time; 3],
+    /// When an emulated card's thread is woken next, if it sleeps: late, so that all that is due by
+    /// then is done together.
+    alarm: Time,
+    /// Due to be given to the system, and to be read, once the thread that does so is awake.
+    leaving: Vec<Packet>,
+    unread: Vec<Packet>,
     /// Only one node sends to this one, so that packets arrive in the order in which they leave.
     has_one_source: bool,
     sent: u64,
@@ -108,6 +129,10 @@ enum Kind {
     Timer(u32),
     /// The card takes packets again.
     Room(u32),
+    /// An emulated card gives it to the system.
+    Leaves(Packet),
+    /// An emulated card's thread is woken.
+    Alarm(u32),
     /// At the receiver's card.
     Arrives(Packet),
     /// Through the receiver's card.
@@ -157,7 +182,10 @@ impl Network {
             turns: VecDeque::new(),
             turn_packets: 0,
             waits_for_room: false,
-            free_at: 0,
+            free_at: [0; 3],
+            alarm: 0,
+            leaving: Vec::new(),
+            unread: Vec::new(),
             has_one_source,
             sent: 0,
             received: 0,
@@ -171,8 +199,10 @@ impl Network {
             lossy: link.loss_ppm > 0,
             nodes: peers.into_iter().enumerate().map(node).collect(),
             cores: vec![0; machine.cores],
+            worked: 0,
             events: BinaryHeap::new(),
             sequence: 0,
+            untold: VecDeque::new(),
         }
     }
 
@@ -201,9 +231,15 @@ impl Network {
         self.leave(node, at, TURN_PACKETS);
     }
 
+    /// As [`flush`](Network::flush), by a trainer, which must hand over to the thread that sends.
+    pub(super) fn hand_over(&mut self, node: usize, at: Time) {
+        let at = self.wake(node, Thread::Network, at, 0);
+        self.flush(node, at);
+    }
+
     /// As [`flush`](Network::flush), where a peer's turn has so many packets.
     fn leave(&mut self, node: usize, at: Time, turn_packets: usize) {
-        let mut now = at.max(self.nodes[node].free_at);
+        let mut now = at.max(self.nodes[node].free_at[Thread::Network as usize]);
         while let Some(&place) = self.nodes[node].turns.front() {
             let sender = &mut self.nodes[node];
             if let Some(until) = sender.card.held_back_until(Duration::from_nanos(now)) {
@@ -238,7 +274,7 @@ impl Network {
                 }
             }
             let cost = self.machine.packets_ns(bytes, bytes.div_ceil(self.payload));
-            now = self.work(node, now, cost);
+            now = self.work(node, Thread::Network, now, cost);
             self.transmit(packet, now);
         }
     }
@@ -246,25 +282,48 @@ impl Network {
     /// The next thing that happens to a node, if any is still to come.
     pub(super) fn next(&mut self) -> Option<Happening> {
         loop {
+            if let Some(happening) = self.untold.pop_front() {
+                return Some(happening);
+            }
             let Event { at, kind, .. } = self.events.pop()?;
             match kind {
                 Kind::Timer(node) => {
                     let node = node as usize;
-                    let at = self.wake(node, at, 0);
+                    let at = self.wake(node, Thread::Trainer, at, 0);
                     return Some(Happening { at, node, what: What::Timer });
                 }
                 Kind::Room(node) => {
                     self.nodes[node as usize].waits_for_room = false;
                     self.leave(node as usize, at, usize::MAX);
                 }
+                Kind::Leaves(packet) => {
+                    let node = packet.from as usize;
+                    if self.nodes[node].is_busy(Thread::Card, at) {
+                        self.give_to_system(packet, at);
+                    } else {
+                        self.nodes[node].leaving.push(packet);
+                        self.set_alarm(node, at);
+                    }
+                }
+                Kind::Alarm(node) => self.alarm(node as usize, at),
                 Kind::Arrives(packet) => {
+                    let (node, mut at) = (packet.to as usize, at);
+                    if self.machine.has_emulated_cards() {
+                        at = self.wake(node, Thread::Network, at, self.card_ns(&packet));
+                    }
                     if let Some(due) = self.take_in(&packet, at) {
                         self.schedule(due, Kind::Due(packet));
                     }
+                    self.read(node, at);
                 }
                 Kind::Due(packet) => {
-                    if let Some(happening) = self.deliver(packet, at) {
-                        return Some(happening);
+                    let node = packet.to as usize;
+                    self.nodes[node].unread.push(packet);
+                    let is_emulated = self.machine.has_emulated_cards();
+                    if is_emulated && !self.nodes[node].is_busy(Thread::Network, at) {
+                        self.set_alarm(node, at);
+                    } else {
+                        self.read(node, at);
                     }
                 }
                 Kind::Resend(packet) => self.transmit(packet, at),
@@ -273,26 +332,71 @@ impl Network {
     }
 
     /// A node's thread is busy for so long from then on; when it is done.
-    pub(super) fn work(&mut self, node: usize, at: Time, cost: Time) -> Time {
-        let node = &mut self.nodes[node];
-        let mut start = at.max(node.free_at);
+    pub(super) fn work(&mut self, node: usize, thread: Thread, at: Time, cost: Time) -> Time {
+        let free_at = &mut self.nodes[node].free_at[thread as usize];
+        let mut start = at.max(*free_at);
         if let Some(core) = self.cores.iter_mut().min() {
             start = start.max(*core);
             *core = start + cost;
+            self.worked += cost;
         }
-        node.free_at = start + cost;
-        node.free_at
+        *free_at = start + cost;
+        *free_at
+    }
+
+    /// As [`work`](Network::work), where the thread may have to be woken first.
+    pub(super) fn wake(&mut self, node: usize, thread: Thread, at: Time, cost: Time) -> Time {
+        let sleeps = at > self.nodes[node].free_at[thread as usize];
+        self.work(node, thread, at, cost + if sleeps { self.machine.wake_ns } else { 0 })
+    }
+
+    /// An emulated card's thread has something to do from then on, which it sleeps through until its
+    /// timer runs out.
+    fn set_alarm(&mut self, node: usize, at: Time) {
+        if self.nodes[node].alarm <= at {
+            let alarm = at + self.machine.timer_ns;
+            self.nodes[node].alarm = alarm;
+            self.schedule(alarm, Kind::Alarm(node as u32));
+        }
+    }
+
+    /// An emulated card's thread does what has become due.
+    fn alarm(&mut self, node: usize, at: Time) {
+        for packet in std::mem::take(&mut self.nodes[node].leaving) {
+            self.give_to_system(packet, at);
+        }
+        if !self.nodes[node].unread.is_empty() {
+            let at = self.wake(node, Thread::Card, at, 0);
+            self.read(node, at);
+        }
+    }
+
+    fn give_to_system(&mut self, packet: Packet, at: Time) {
+        let cost = self.card_ns(&packet);
+        let at = self.wake(packet.from as usize, Thread::Card, at, cost);
+        self.schedule(at, Kind::Arrives(packet));
+    }
+
+    /// A node reads what is through its card.
+    fn read(&mut self, node: usize, at: Time) {
+        let mut unread = std::mem::take(&mut self.nodes[node].unread);
+        for packet in unread.drain(..) {
+            self.deliver(packet, at);
+        }
+        // Its room is used again.
+        self.nodes[node].unread = unread;
+    }
+
+    /// The share of the cores' time until then for which they were busy; none if nodes have cores of
+    /// their own.
+    pub(super) fn busy(&self, until: Time) -> Option<f64> {
+        let all = self.cores.len() as f64 * until as f64;
+        (all > 0.0).then(|| self.worked as f64 / all)
     }
 
     /// Bytes that a node has sent and received.
     pub(super) fn traffic(&self, node: usize) -> (u64, u64) {
         (self.nodes[node].sent, self.nodes[node].received)
-    }
-
-    /// As [`work`](Network::work), where the thread may have to be woken first.
-    fn wake(&mut self, node: usize, at: Time, cost: Time) -> Time {
-        let sleeps = at > self.nodes[node].free_at;
-        self.work(node, at, cost + if sleeps { self.machine.wake_ns } else { 0 })
     }
 
     fn transmit(&mut self, packet: Packet, now: Time) {
@@ -308,7 +412,9 @@ impl Network {
             return self.schedule(now + nanos(noticed), Kind::Resend(packet));
         };
         let arrival = nanos(arrival);
-        if self.nodes[packet.to as usize].has_one_source {
+        if self.machine.has_emulated_cards() {
+            self.schedule(arrival, Kind::Leaves(packet));
+        } else if self.nodes[packet.to as usize].has_one_source {
             if let Some(due) = self.take_in(&packet, arrival) {
                 self.schedule(due, Kind::Due(packet));
             }
@@ -325,15 +431,15 @@ impl Network {
         Some(nanos(due))
     }
 
-    /// What a node has when a packet is through its card: nothing yet, if an earlier one was lost.
-    fn deliver(&mut self, packet: Packet, at: Time) -> Option<Happening> {
+    /// A node reads a packet: nothing comes of it yet, if an earlier one was lost.
+    fn deliver(&mut self, packet: Packet, at: Time) {
         let receiver = &mut self.nodes[packet.to as usize];
         let place = receiver.place(packet.from as usize);
         let stream = &mut receiver.streams[place];
         if self.lossy {
             if packet.number != stream.received {
                 stream.early.insert(packet.number, packet);
-                return None;
+                return;
             }
             stream.received = stream.received.wrapping_add(1);
             // What waited for this one is due too.
@@ -345,9 +451,13 @@ impl Network {
         self.nodes[packet.to as usize].received += u64::from(packet.bytes);
         let (node, bytes) = (packet.to as usize, packet.bytes as usize);
         let cost = self.machine.packets_ns(bytes, bytes.div_ceil(self.payload));
-        let at = self.wake(node, at, cost);
+        let at = self.wake(node, Thread::Network, at, cost);
         let what = What::Bytes { from: packet.from as usize, bytes, tag: packet.tag };
-        Some(Happening { at, node, what })
+        self.untold.push_back(Happening { at, node, what });
+    }
+
+    fn card_ns(&self, packet: &Packet) -> Time {
+        self.machine.card_ns((packet.bytes as usize).div_ceil(self.payload))
     }
 
     /// As the card counts them, which adds one frame's headers itself.
@@ -364,6 +474,11 @@ impl Network {
 }
 
 impl Node {
+    /// Whether a thread is awake then, so that it finds what becomes due.
+    fn is_busy(&self, thread: Thread, at: Time) -> bool {
+        self.free_at[thread as usize] >= at
+    }
+
     /// Where a peer's stream is.
     fn place(&self, peer: usize) -> usize {
         match self.peers.as_slice() {

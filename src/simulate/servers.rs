@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::machine::Machine;
-use super::network::{Happening, Network, Time, What};
+use super::network::{Happening, Network, Thread, Time, What};
 use super::record::{Compute, Recording};
 use super::run::Settings;
 use super::scenario::Scenario;
@@ -91,7 +91,9 @@ pub(super) fn run(
         star.servers[0].ask(Duration::ZERO, rank, Request::Task);
     }
     star.grant(0, 0);
+    let mut end = 0;
     while let Some(Happening { at, node, what }) = star.network.next() {
+        end = end.max(at);
         match what {
             What::Timer => star.computed(node, at),
             What::Bytes { tag: None, .. } => {}
@@ -99,6 +101,7 @@ pub(super) fn run(
                 let message = star.messages[tag as usize].take();
                 star.free.push(tag);
                 let message = message.expect("a message arrives once");
+                let at = star.network.wake(node, Thread::Trainer, at, 0);
                 if node < workers {
                     star.told(node, at, from - workers, message);
                 } else {
@@ -111,6 +114,7 @@ pub(super) fn run(
         let (sent, received) = star.network.traffic(node);
         star.recording.count_bytes(sent, received);
     }
+    star.recording.machine_busy = star.network.busy(end);
 }
 
 impl Star<'_> {
@@ -139,7 +143,7 @@ impl Star<'_> {
                 worker.task = Some(task);
                 if self.mode != Mode::Sync || task.step == 0 {
                     self.ask_for_slices(rank, &pull);
-                    self.network.flush(rank, at);
+                    self.network.hand_over(rank, at);
                 }
             }
             Message::Slice { version } => {
@@ -177,7 +181,7 @@ impl Star<'_> {
         if self.mode == Mode::Sync {
             self.ask_for_slices(rank, &Age { version: version + 1, clocks: Vec::new() });
         }
-        self.network.flush(rank, at);
+        self.network.hand_over(rank, at);
     }
 
     /// A server hears from a worker.
@@ -215,7 +219,7 @@ impl Star<'_> {
         }
         // Adding up takes about as long as applying.
         let cost = self.machine.update_ns(self.slices[server]);
-        let at = self.network.work(self.workers.len() + server, at, cost);
+        let at = self.network.work(self.workers.len() + server, Thread::Trainer, at, cost);
         if verdict == Verdict::Add {
             return at;
         }
@@ -240,7 +244,7 @@ impl Star<'_> {
             };
             self.send(node, rank, message);
             // Messages are made one after another, while the first are leaving already.
-            self.network.flush(node, at);
+            self.network.hand_over(node, at);
         }
     }
 }
