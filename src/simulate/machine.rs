@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// The costs of a node's processor, of which only what counts in a step is modelled.
 ///
-/// A node has three threads: one that computes and applies, one that speaks QUIC, and, where cards are
-/// emulated, one that moves their packets.
+/// A node has two threads, one that computes and applies and one that speaks QUIC; where cards are
+/// emulated, one more serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
@@ -19,9 +19,8 @@ pub struct Machine {
     pub byte_ns: f64,
     /// Until a thread that waited runs, for which a core is busy too.
     pub wake_ns: u64,
-    /// For each packet that an emulated card gives to the system, and that it is given by the system;
-    /// 0 where cards are real ones.
-    pub card_ns: f64,
+    /// Whether cards are emulated: then readers are woken by timers.
+    pub emulated: bool,
     /// For each element of an update, of the node that applies it.
     pub element_ns: f64,
     /// How late a timer of the system runs out: that of waiting instead of computing, and those of
@@ -43,7 +42,7 @@ impl Default for Machine {
             packet_ns: 750.0,
             byte_ns: 0.22,
             wake_ns: 15_000,
-            card_ns: 0.0,
+            emulated: false,
             element_ns: 1.0,
             timer_ns: 60_000,
         }
@@ -55,7 +54,13 @@ impl Machine {
     ///
     /// Where [`calibrate`](super::calibrate) begins, which fits these costs to measured cells.
     pub fn local(cores: usize) -> Machine {
-        Machine { cores, card_ns: 5_000.0, wake_ns: 8_000, timer_ns: 80_000, ..Machine::default() }
+        Machine {
+            cores,
+            emulated: true,
+            packet_ns: 2_000.0,
+            timer_ns: 80_000,
+            ..Machine::default()
+        }
     }
 
     /// Processors that cost nothing, as in the textbooks' formulas.
@@ -66,20 +71,10 @@ impl Machine {
             packet_ns: 0.0,
             byte_ns: 0.0,
             wake_ns: 0,
-            card_ns: 0.0,
+            emulated: false,
             element_ns: 0.0,
             timer_ns: 0,
         }
-    }
-
-    /// Whether cards are emulated, by a thread beside the one that speaks QUIC.
-    pub(super) fn has_emulated_cards(&self) -> bool {
-        self.card_ns > 0.0
-    }
-
-    /// Of moving so many packets between a card and the system.
-    pub(super) fn card_ns(&self, packets: usize) -> u64 {
-        (packets as f64 * self.card_ns) as u64
     }
 
     /// Of so many bytes in so many packets, at one end.

@@ -28,6 +28,9 @@ const TURN_PACKETS: usize = 20;
 /// timer's granularity and the longest delay of an acknowledgement.
 const PROBE_DELAY: Duration = Duration::from_millis(6);
 
+/// The least time between an emulated card's two interrupts.
+const MODERATION: Duration = Duration::from_micros(50);
+
 /// What happens to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Happening {
@@ -53,8 +56,6 @@ pub(super) enum Thread {
     Trainer,
     /// Speaks QUIC.
     Network,
-    /// Moves an emulated card's packets.
-    Card,
 }
 
 pub(super) struct Network {
@@ -68,6 +69,8 @@ pub(super) struct Network {
     nodes: Vec<Node>,
     /// When each shared core is free.
     cores: Vec<Time>,
+    /// When the thread that serves emulated cards has done what it knows of.
+    mover_free_at: Time,
     /// What all threads have worked.
     worked: Time,
     events: BinaryHeap<Event>,
@@ -86,12 +89,13 @@ struct Node {
     turn_packets: usize,
     waits_for_room: bool,
     /// When each [`Thread`] has done what it knows of.
-    free_at: [Time; 3],
-    /// When an emulated card's thread is woken next, if it sleeps: late, so that all that is due by
-    /// then is done together.
-    alarm: Time,
-    /// Due to be given to the system, and to be read, once the thread that does so is awake.
-    leaving: Vec<Packet>,
+    free_at: [Time; 2],
+    /// When an emulated card says next that there is something to read: late, so that all that is due
+    /// by then is read together.
+    alarm: Option<Time>,
+    /// When it did last.
+    alarmed: Time,
+    /// Due, and not read yet.
     unread: Vec<Packet>,
     /// Only one node sends to this one, so that packets arrive in the order in which they leave.
     has_one_source: bool,
@@ -129,9 +133,7 @@ enum Kind {
     Timer(u32),
     /// The card takes packets again.
     Room(u32),
-    /// An emulated card gives it to the system.
-    Leaves(Packet),
-    /// An emulated card's thread is woken.
+    /// An emulated card's timer runs out.
     Alarm(u32),
     /// At the receiver's card.
     Arrives(Packet),
@@ -182,9 +184,9 @@ impl Network {
             turns: VecDeque::new(),
             turn_packets: 0,
             waits_for_room: false,
-            free_at: [0; 3],
-            alarm: 0,
-            leaving: Vec::new(),
+            free_at: [0; 2],
+            alarm: None,
+            alarmed: 0,
             unread: Vec::new(),
             has_one_source,
             sent: 0,
@@ -199,6 +201,7 @@ impl Network {
             lossy: link.loss_ppm > 0,
             nodes: peers.into_iter().enumerate().map(node).collect(),
             cores: vec![0; machine.cores],
+            mover_free_at: 0,
             worked: 0,
             events: BinaryHeap::new(),
             sequence: 0,
@@ -296,31 +299,20 @@ impl Network {
                     self.nodes[node as usize].waits_for_room = false;
                     self.leave(node as usize, at, usize::MAX);
                 }
-                Kind::Leaves(packet) => {
-                    let node = packet.from as usize;
-                    if self.nodes[node].is_busy(Thread::Card, at) {
-                        self.give_to_system(packet, at);
-                    } else {
-                        self.nodes[node].leaving.push(packet);
-                        self.set_alarm(node, at);
-                    }
+                Kind::Alarm(node) => {
+                    let at = self.move_packets(at);
+                    self.nodes[node as usize].alarm = None;
+                    self.read(node as usize, at);
                 }
-                Kind::Alarm(node) => self.alarm(node as usize, at),
                 Kind::Arrives(packet) => {
-                    let (node, mut at) = (packet.to as usize, at);
-                    if self.machine.has_emulated_cards() {
-                        at = self.wake(node, Thread::Network, at, self.card_ns(&packet));
-                    }
                     if let Some(due) = self.take_in(&packet, at) {
                         self.schedule(due, Kind::Due(packet));
                     }
-                    self.read(node, at);
                 }
                 Kind::Due(packet) => {
                     let node = packet.to as usize;
                     self.nodes[node].unread.push(packet);
-                    let is_emulated = self.machine.has_emulated_cards();
-                    if is_emulated && !self.nodes[node].is_busy(Thread::Network, at) {
+                    if self.machine.emulated && !self.nodes[node].is_busy(Thread::Network, at) {
                         self.set_alarm(node, at);
                     } else {
                         self.read(node, at);
@@ -333,15 +325,19 @@ impl Network {
 
     /// A node's thread is busy for so long from then on; when it is done.
     pub(super) fn work(&mut self, node: usize, thread: Thread, at: Time, cost: Time) -> Time {
-        let free_at = &mut self.nodes[node].free_at[thread as usize];
-        let mut start = at.max(*free_at);
-        if let Some(core) = self.cores.iter_mut().min() {
-            start = start.max(*core);
-            *core = start + cost;
-            self.worked += cost;
-        }
-        *free_at = start + cost;
-        *free_at
+        let start = at.max(self.nodes[node].free_at[thread as usize]);
+        let end = self.occupy(start, cost);
+        self.nodes[node].free_at[thread as usize] = end;
+        end
+    }
+
+    /// A core is busy for so long, as soon as there is one; when it is done.
+    fn occupy(&mut self, at: Time, cost: Time) -> Time {
+        let Some(core) = self.cores.iter_mut().min() else { return at + cost };
+        let end = at.max(*core) + cost;
+        *core = end;
+        self.worked += cost;
+        end
     }
 
     /// As [`work`](Network::work), where the thread may have to be woken first.
@@ -350,31 +346,25 @@ impl Network {
         self.work(node, thread, at, cost + if sleeps { self.machine.wake_ns } else { 0 })
     }
 
-    /// An emulated card's thread has something to do from then on, which it sleeps through until its
-    /// timer runs out.
+    /// An emulated card has something to read from then on, and a timer that runs out late; nor does it
+    /// wake its reader more often than cards do.
     fn set_alarm(&mut self, node: usize, at: Time) {
-        if self.nodes[node].alarm <= at {
-            let alarm = at + self.machine.timer_ns;
-            self.nodes[node].alarm = alarm;
-            self.schedule(alarm, Kind::Alarm(node as u32));
+        let card = &mut self.nodes[node];
+        if card.alarm.is_some() {
+            return;
         }
+        let alarm = (at + self.machine.timer_ns).max(card.alarmed + nanos(MODERATION));
+        card.alarm = Some(alarm);
+        card.alarmed = alarm;
+        self.schedule(alarm, Kind::Alarm(node as u32));
     }
 
-    /// An emulated card's thread does what has become due.
-    fn alarm(&mut self, node: usize, at: Time) {
-        for packet in std::mem::take(&mut self.nodes[node].leaving) {
-            self.give_to_system(packet, at);
-        }
-        if !self.nodes[node].unread.is_empty() {
-            let at = self.wake(node, Thread::Card, at, 0);
-            self.read(node, at);
-        }
-    }
-
-    fn give_to_system(&mut self, packet: Packet, at: Time) {
-        let cost = self.card_ns(&packet);
-        let at = self.wake(packet.from as usize, Thread::Card, at, cost);
-        self.schedule(at, Kind::Arrives(packet));
+    /// The one thread that serves all emulated cards does what is due; when it has.
+    fn move_packets(&mut self, at: Time) -> Time {
+        let sleeps = at > self.mover_free_at;
+        let cost = if sleeps { self.machine.wake_ns } else { 0 };
+        self.mover_free_at = self.occupy(at.max(self.mover_free_at), cost);
+        self.mover_free_at
     }
 
     /// A node reads what is through its card.
@@ -412,9 +402,7 @@ impl Network {
             return self.schedule(now + nanos(noticed), Kind::Resend(packet));
         };
         let arrival = nanos(arrival);
-        if self.machine.has_emulated_cards() {
-            self.schedule(arrival, Kind::Leaves(packet));
-        } else if self.nodes[packet.to as usize].has_one_source {
+        if self.nodes[packet.to as usize].has_one_source {
             if let Some(due) = self.take_in(&packet, arrival) {
                 self.schedule(due, Kind::Due(packet));
             }
@@ -454,10 +442,6 @@ impl Network {
         let at = self.wake(node, Thread::Network, at, cost);
         let what = What::Bytes { from: packet.from as usize, bytes, tag: packet.tag };
         self.untold.push_back(Happening { at, node, what });
-    }
-
-    fn card_ns(&self, packet: &Packet) -> Time {
-        self.machine.card_ns((packet.bytes as usize).div_ceil(self.payload))
     }
 
     /// As the card counts them, which adds one frame's headers itself.
