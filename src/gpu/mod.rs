@@ -56,3 +56,14 @@ pub enum GpuError {
     #[error("--kernels {kernels}: computes without a GPU, the GPU engine does not serve it")]
     NotAGpuKernelSet { kernels: &'static str },
 }
+
+impl GpuError {
+    /// A lost device, with what the driver says of it: often several lines, sometimes nothing.
+    pub fn lost(adapter: String, said: &str) -> GpuError {
+        let mut reason = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        if reason.is_empty() {
+            reason = "the driver gives no reason".to_owned();
+        }
+        GpuError::Lost { adapter, reason }
+    }
+}

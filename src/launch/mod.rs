@@ -6,6 +6,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `worker` | one worker from start to finish, and what it is told: its plan |
+//! | `start` | how any worker starts: data, kernels and the others at once |
 //! | `engines` | the engine that a plan asks for |
 //! | `threads` | workers as threads |
 //! | `local`, `spawner`, `process`, `pipe` | workers as child processes, and what is said to them |
@@ -28,6 +29,7 @@ pub(crate) mod pipe;
 mod process;
 mod spawner;
 pub(crate) mod star;
+mod start;
 pub mod threads;
 pub mod worker;
 

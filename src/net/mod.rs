@@ -26,7 +26,9 @@ pub mod identity;
 mod interrupt;
 mod link;
 mod members;
+mod mover;
 pub mod peer;
+mod port;
 pub mod probe;
 pub mod selection;
 pub mod star;
@@ -41,7 +43,7 @@ pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};
 pub use selection::{Selection, SelectionReport};
 pub use star::{Star, StarEvent, StarOptions};
-pub use station::{Contact, Station, StationEvent, StationOptions};
+pub use station::{Contact, Station, StationEvent, StationOptions, Unheeded};
 
 use crate::protocol::message::{Abort, HeaderMismatch, HelloMismatch, PreambleMismatch};
 

@@ -27,6 +27,7 @@ pub mod membership;
 pub mod message;
 pub mod parameter_server;
 pub mod plan;
+pub mod pulls;
 pub mod ring;
 pub mod star;
 pub mod time;
