@@ -198,6 +198,9 @@ fn a_worker_that_loses_its_device_comes_again() {
         assert_eq!(code, Some(0), "{text}");
         let lost = format!("[worker {rank}] ");
         assert!(text.lines().any(|l| l.contains(&lost) && l.contains("cpu was lost")), "{text}");
+        // The others know why it left.
+        let left = format!("worker {rank} left (cpu was lost: it is no longer in use; ");
+        assert!(text.contains(&left), "{text}");
         let run = run_json(&out);
         assert_eq!(params_sha256(&run), long_sha256(), "{text}");
         assert_eq!(run["workers"], 3, "{text}");

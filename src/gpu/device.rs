@@ -215,7 +215,7 @@ fn keep_first_fault(
     let (cell, adapter) = (fault.clone(), report.label());
     device.set_device_lost_callback(move |_, message| {
         // Where the device was only dropped, nobody is left to ask.
-        keep(&cell, GpuError::Lost { adapter: adapter.clone(), reason: message });
+        keep(&cell, GpuError::lost(adapter.clone(), &message));
     });
 }
 

@@ -1,4 +1,8 @@
 //! The wgpu shell: adapters, kernels, the gradient engine.
+//!
+//! An [`Engine`] runs one of two kernel sets on the [adapter] that an [`AdapterChoice`]
+//! takes: [`portable`] for GPUs, [`lane`] for adapters that compute on the CPU. [`shader`] is the
+//! table of the WGSL files.
 
 pub mod adapter;
 pub mod device;
@@ -51,4 +55,15 @@ pub enum GpuError {
     NoData,
     #[error("--kernels {kernels}: computes without a GPU, the GPU engine does not serve it")]
     NotAGpuKernelSet { kernels: &'static str },
+}
+
+impl GpuError {
+    /// A lost device, with what the driver says of it: often several lines, sometimes nothing.
+    pub fn lost(adapter: String, said: &str) -> GpuError {
+        let mut reason = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        if reason.is_empty() {
+            reason = "the driver gives no reason".to_owned();
+        }
+        GpuError::Lost { adapter, reason }
+    }
 }

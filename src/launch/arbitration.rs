@@ -3,9 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::protocol::membership::{
-    Arbiter, ArbiterAction, LEAVES, Member, MemberId, Message, Party, View,
-};
+use crate::protocol::membership::{Arbiter, ArbiterAction, Member, MemberId, Message, Party, View};
 use crate::train::event::{Event, Observer};
 
 use super::local::Supervisor;
@@ -45,6 +43,8 @@ impl Supervisor<'_> {
             return;
         }
         // Whoever speaks is awake.
+        child.leaves =
+            (child.leaves && child.id == from) || matches!(message, Message::Leave { .. });
         (child.id, child.left_behind) = (from, false);
         match to {
             Party::Member(id) => {
@@ -73,9 +73,8 @@ impl Supervisor<'_> {
     fn note_view(&mut self, view: &View, observer: &mut dyn Observer) {
         let before = std::mem::replace(&mut self.members, view.ids().collect());
         for child in self.children.list.iter_mut().filter(|child| child.ended.is_none()) {
-            let why = view.changes.iter().find(|change| change.id == child.id);
-            let was_lost = why.is_some_and(|change| change.why != LEAVES);
-            if before.contains(&child.id) && !view.contains(child.id) && was_lost {
+            // Whoever said that it leaves waits to hear that it has.
+            if before.contains(&child.id) && !view.contains(child.id) && !child.leaves {
                 let text = format!("{} was left behind: it could not be heard", child.id);
                 observer.event(Event::Notice { text });
                 child.left_behind = true;

@@ -8,8 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::net::{
-    ClusterKey, Contact, Interrupt, NetError, PeerAddress, Seat, Station, StationEvent,
-    StationOptions,
+    ClusterKey, Contact, Interrupt, NetError, PeerAddress, Seat, Station, StationOptions,
 };
 use crate::protocol::greeting::MemberHello;
 use crate::protocol::membership::{Member, MemberId, Membership, Message, Party, Settings, View};
@@ -120,12 +119,7 @@ impl ElasticViews {
         };
         let station = Arc::new(Station::open(options, move |event| {
             // A membership that is over needs nothing more.
-            let _ = told.send(match event {
-                StationEvent::Message { from, message } => {
-                    Input::Message { from: Party::Member(from), message }
-                }
-                StationEvent::Lost { id, why } => Input::Lost { id, why },
-            });
+            let _ = told.send(Input::Heard(event));
         })?);
         let (messenger, contact): (Box<dyn Messenger>, _) = match place.way {
             Way::Launcher(messenger) => (messenger, Party::Launcher),
@@ -260,11 +254,11 @@ impl Views for ElasticViews {
         Ok(())
     }
 
-    fn leave(&mut self) {
+    fn leave(&mut self, why: String) {
         self.away = true;
         self.view = None;
         // A thread that is gone has left an ending.
-        let _ = self.to_thread.send(Input::Suspend);
+        let _ = self.to_thread.send(Input::Suspend { why });
     }
 
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError> {

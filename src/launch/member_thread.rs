@@ -10,38 +10,27 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::net::Interrupt;
+use crate::net::{Interrupt, StationEvent};
 use crate::protocol::membership::{
-    Acceptors, Action, Change, Ending, Member, MemberId, Membership, Message, Party, Settings, View,
+    Acceptors, Action, Change, Ending, LEAVES, Member, MemberId, Membership, Message, Party,
+    Settings, View,
 };
 use crate::protocol::time::Time;
 
 /// What the membership's thread is told.
 pub enum Input {
-    Message {
-        from: Party,
-        message: Message,
-    },
+    /// By way of the launcher.
+    Message { from: Party, message: Message },
     /// A worker's process has ended.
-    Exited {
-        id: MemberId,
-        why: String,
-    },
-    /// A worker cannot be heard any more.
-    Lost {
-        id: MemberId,
-        why: String,
-    },
+    Exited { id: MemberId, why: String },
+    /// Something from the network.
+    Heard(StationEvent),
     /// The trainer's group has failed in the view of this generation.
-    Broken {
-        generation: u32,
-        culprit: Option<MemberId>,
-        why: String,
-    },
+    Broken { generation: u32, culprit: Option<MemberId>, why: String },
     /// This worker is asked to leave, and the others are to go on.
     Leave,
     /// This worker cannot compute: it leaves for a while, and the others are to go on.
-    Suspend,
+    Suspend { why: String },
     /// It can compute again, and asks to be let in anew.
     Return,
 }
@@ -229,7 +218,12 @@ impl MemberThread {
         match input {
             Input::Message { from, message } => self.membership.handle_message(now, from, message),
             Input::Exited { id, why } => self.membership.handle_lost(now, id, why, true),
-            Input::Lost { id, why } => self.membership.handle_lost(now, id, why, false),
+            Input::Heard(StationEvent::Message { from, message, .. }) => {
+                self.membership.handle_message(now, Party::Member(from), message);
+            }
+            Input::Heard(StationEvent::Lost { id, why }) => {
+                self.membership.handle_lost(now, id, why, false);
+            }
             Input::Broken { generation, culprit, why } => {
                 let current = self.membership.view().map(|view| view.generation);
                 if current != Some(generation) {
@@ -245,10 +239,10 @@ impl MemberThread {
             Input::Leave if self.membership.view().is_some_and(|v| v.members.len() == 1) => {
                 self.stop.store(true, Ordering::Relaxed);
             }
-            Input::Leave => self.membership.handle_leave(),
-            Input::Suspend => {
+            Input::Leave => self.membership.handle_leave(LEAVES),
+            Input::Suspend { why } => {
                 self.away = Some(Away::default());
-                self.membership.handle_leave();
+                self.membership.handle_leave(&why);
             }
             Input::Return => {
                 if let Some(away) = &mut self.away {

@@ -18,7 +18,7 @@
 
 pub(crate) mod adapters;
 mod arbitration;
-pub(crate) mod driver_environment;
+pub mod driver_environment;
 pub(crate) mod elastic;
 pub mod engines;
 pub(crate) mod exposition;

@@ -43,6 +43,8 @@ pub(super) struct WorkerProcess {
     /// A view without it was chosen, and it has not been heard since. It may be standing still, and
     /// what is written to it would stay in the pipe until that is full.
     pub(super) left_behind: bool,
+    /// It has said that it leaves, in its present life.
+    pub(super) leaves: bool,
     /// Its assignment's index.
     pub(super) place: usize,
     stdin: ChildStdin,
@@ -93,6 +95,7 @@ impl Children {
             process: process.clone(),
             id: MemberId(rank as u64),
             left_behind: false,
+            leaves: false,
             place,
             stdin,
             last_lines: VecDeque::new(),

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quinn::{Connection, ConnectionError, RecvStream, SendStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -23,7 +23,7 @@ use super::handshake::{self, Failed};
 use super::peer::{
     self, ATTEMPT_TIMEOUT, CODE_ABORT, CODE_DONE, PAUSE_MAX, PAUSE_MIN, PeerAddress,
 };
-use super::station::{Contact, StationEvent};
+use super::station::{Contact, StationEvent, Unheeded};
 use super::{Failures, NetError, wire};
 use crate::protocol::greeting::{Greeting, MemberAnswer, MemberHello};
 use crate::protocol::membership::{Member, MemberId, Message};
@@ -31,6 +31,14 @@ use crate::protocol::message::Abort;
 
 /// Messages to one member that may wait to be sent. A change of views takes fewer than ten.
 const OUTGOING_MAX: usize = 256;
+
+/// Messages of one connection that may wait to be dealt with. A member that sends more is at fault,
+/// and is dropped as one that is lost.
+pub(super) const UNHEEDED_MAX: usize = 256;
+
+/// Connections to one member. Two that connect at once have two, and whoever connects anew may not
+/// have missed the old one yet; beyond this the oldest one is closed.
+const CONNECTIONS_MAX: usize = 8;
 
 /// The longest wait, at the end, for the others to take note.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
@@ -322,19 +330,28 @@ impl Members {
         for message in state.dialing.get_mut(&id).map(std::mem::take).unwrap_or_default() {
             let _ = outgoing.try_send(message);
         }
-        let open = Open { connection: connection.clone(), outgoing };
-        state.open.entry(id).or_default().push(open);
+        let open = state.open.entry(id).or_default();
+        open.push(Open { connection: connection.clone(), outgoing });
+        if open.len() > CONNECTIONS_MAX {
+            // The oldest: its reader ends with it.
+            open.remove(0).connection.close(CODE_ABORT, b"");
+        }
         state.writers.retain(|writer| !writer.is_finished());
         state.writers.push(tokio::spawn(write(send, messages)));
         tokio::spawn(self.clone().read(id, connection, receive));
     }
 
     async fn read(self: Arc<Self>, id: MemberId, connection: Connection, mut receive: RecvStream) {
+        let places = Arc::new(Semaphore::new(UNHEEDED_MAX));
         let why = loop {
             match handshake::read_frame::<Message>(&mut receive).await {
                 Ok(message) if message.is_sound() => {
+                    let Ok(place) = places.clone().try_acquire_owned() else {
+                        break format!("it sent more than {UNHEEDED_MAX} messages at once");
+                    };
                     self.state().learn(message.members());
-                    (self.events)(StationEvent::Message { from: id, message });
+                    let unheeded = Unheeded { _place: place };
+                    (self.events)(StationEvent::Message { from: id, message, unheeded });
                 }
                 Ok(_) => break "it broke the protocol: a view that cannot be".to_owned(),
                 Err(failed) => match self.why_closed(&connection, &failed).await {

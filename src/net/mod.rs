@@ -43,7 +43,7 @@ pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};
 pub use selection::{Selection, SelectionReport};
 pub use star::{Star, StarEvent, StarOptions};
-pub use station::{Contact, Station, StationEvent, StationOptions};
+pub use station::{Contact, Station, StationEvent, StationOptions, Unheeded};
 
 use crate::protocol::message::{Abort, HeaderMismatch, HelloMismatch, PreambleMismatch};
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use quinn::ConnectionError;
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -46,12 +46,17 @@ pub enum StationEvent {
     Message {
         from: MemberId,
         message: Message,
+        /// To be dropped once the message is dealt with: a member may have a few unheeded ones only.
+        unheeded: Unheeded,
     },
     /// A member of the view cannot be heard any more.
-    Lost {
-        id: MemberId,
-        why: String,
-    },
+    Lost { id: MemberId, why: String },
+}
+
+/// A message that waits to be dealt with, among those of one connection.
+#[derive(Debug)]
+pub struct Unheeded {
+    pub(super) _place: OwnedSemaphorePermit,
 }
 
 /// A member that has answered a worker that wants to come.
@@ -253,6 +258,7 @@ async fn hand_over(caller: Caller, generation: u32, rank: u32, mut newest: watch
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::members::UNHEEDED_MAX;
     use crate::protocol::membership::{Member, View};
 
     /// What a station is told, and the station of a worker with this number and these terms.
@@ -290,10 +296,10 @@ mod tests {
         let commit = Message::Commit { view: Box::new(view) };
         a.send(MemberId(1), commit.clone());
         let heard = told_b.recv_timeout(PATIENCE).expect("a message");
-        let StationEvent::Message { from, message } = heard else { panic!("{heard:?}") };
+        let StationEvent::Message { from, message, .. } = heard else { panic!("{heard:?}") };
         assert_eq!((from, message), (MemberId(0), commit));
         // The other direction needs no address: there is a connection.
-        b.send(MemberId(0), Message::Leave { generation: 0 });
+        b.send(MemberId(0), Message::Leave { generation: 0, why: String::new() });
         let heard = told_a.recv_timeout(PATIENCE).expect("a message");
         assert!(matches!(heard, StationEvent::Message { from: MemberId(1), .. }), "{heard:?}");
         b.part(Some("its disk is full".to_owned()));
@@ -317,6 +323,33 @@ mod tests {
         // Nobody in the run has noticed.
         drop((b, c));
         assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn whoever_says_more_than_can_be_heeded_is_dropped() {
+        let key = ClusterKey::generate().expect("a key");
+        let (a, told_a, member_a) = station(&key, 0, "0.1", Some("fox"));
+        let (b, _, member_b) = station(&key, 1, "0.1", Some("fox"));
+        let view = View::first(vec![member_a, member_b], 0);
+        a.watch(&view.members, MemberId(0), PATIENCE);
+        b.watch(&view.members, MemberId(1), PATIENCE);
+        let ask = || b.send(MemberId(0), Message::Ask { generation: None });
+        // Heeded one after the other, there may be any number.
+        for _ in 0..2 * UNHEEDED_MAX {
+            ask();
+            let heard = told_a.recv_timeout(PATIENCE).expect("a message");
+            assert!(matches!(heard, StationEvent::Message { .. }), "{heard:?}");
+        }
+        let mut waiting = Vec::new();
+        let why = loop {
+            ask();
+            match told_a.recv_timeout(PATIENCE).expect("a message or the loss") {
+                StationEvent::Lost { why, .. } => break why,
+                heard => waiting.push(heard),
+            }
+        };
+        assert_eq!(waiting.len(), UNHEEDED_MAX);
+        assert!(why.contains("more than 256 messages"), "{why}");
     }
 
     #[test]

@@ -274,7 +274,7 @@ impl Update for AllReduce {
         };
         tracing::warn!("{lost}; a new device is opened");
         if let Some(views) = self.views.as_mut().filter(|_| others) {
-            views.leave();
+            views.leave(lost.to_string());
         }
         // Memory that the old device holds may be what the new one needs.
         self.engine = Box::new(LostEngine(self.engine.description()));

@@ -58,8 +58,7 @@ pub struct LostEngine(pub EngineDescription);
 
 impl LostEngine {
     fn error(&self) -> EngineError {
-        let reason = "it is no longer in use".to_owned();
-        GpuError::Lost { adapter: self.0.adapter.clone(), reason }.into()
+        GpuError::lost(self.0.adapter.clone(), "it is no longer in use").into()
     }
 }
 

@@ -165,6 +165,9 @@ impl RunFolder {
     }
 
     /// Writes `checkpoint-<step>.safetensors` and `model.safetensors`, each atomically.
+    ///
+    /// The model is left as it is where the folder holds a checkpoint of a later step: a worker that
+    /// stood still or was cut off may share it with those that have gone on, and what it has is old.
     pub fn write_checkpoint(
         &self,
         run: Provenance<'_>,
@@ -173,9 +176,12 @@ impl RunFolder {
         let path = self.path.join(file_name(state.step));
         let bytes = encode_checkpoint(run, state);
         write_atomically(&path, &bytes).map_err(|source| io(&path, source))?;
-        let model = self.path.join("model.safetensors");
-        let bytes = encode_model(run, &state.parameters);
-        write_atomically(&model, &bytes).map_err(|source| io(&model, source))?;
+        let is_newer = |name: &String| step_of(name).is_some_and(|step| step > state.step);
+        if !names(&self.path)?.iter().any(is_newer) {
+            let model = self.path.join("model.safetensors");
+            let bytes = encode_model(run, &state.parameters);
+            write_atomically(&model, &bytes).map_err(|source| io(&model, source))?;
+        }
         Ok(path)
     }
 
@@ -321,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_a_newer_checkpoint_is_not_resumed_from_an_older_one() {
+    fn a_folder_with_a_newer_checkpoint_is_not_set_back() {
         let folder = tempfile::tempdir().unwrap();
         let run = RunFolder::create(folder.path(), "").unwrap();
         let config = RunConfig::default();
@@ -336,6 +342,17 @@ mod tests {
             Provenance { config: &config, data: &DataPlan::default(), dataset: &dataset };
         let state = TrainingState { step: 200, ..TrainingState::initial(&config) };
         run.write_checkpoint(provenance, &state).unwrap();
+        // Whoever was left behind leaves its checkpoint, and the model of those that went on.
+        let model = || fs::read(folder.path().join("model.safetensors")).unwrap();
+        let newest = model();
+        let mut old = TrainingState { step: 24, ..TrainingState::initial(&config) };
+        old.parameters.fill(0.5);
+        run.write_checkpoint(provenance, &old).unwrap();
+        assert!(folder.path().join(file_name(24)).exists());
+        assert!(model() == newest);
+        run.write_checkpoint(provenance, &TrainingState { step: 200, ..old }).unwrap();
+        assert!(model() != newest);
+
         let error = RunFolder::resume(folder.path(), "", 25).unwrap_err();
         assert!(error.to_string().contains("checkpoint-200"), "{error}");
         assert!(RunFolder::resume(folder.path(), "", 200).is_ok());

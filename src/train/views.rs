@@ -22,9 +22,9 @@ pub trait Views: Send {
     /// If the run is over for this worker, or if its own machine is at fault.
     fn next(&mut self, error: &CollectiveError) -> Result<Joined, TrainError>;
 
-    /// Leaves the others, who go on without this worker. [`next`](Views::next) then asks to be let in
-    /// again, as a new member.
-    fn leave(&mut self);
+    /// Leaves the others, who are told why and go on without this worker. [`next`](Views::next) then
+    /// asks to be let in again, as a new member.
+    fn leave(&mut self, why: String);
 }
 
 /// A view that this worker has joined.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use annulet::protocol::membership::{Acceptors, Membership, Party, View};
+use annulet::protocol::membership::{Acceptors, LEAVES, Membership, Party, View};
 
 use super::events::Event;
 use super::node::{Life, Node};
@@ -90,7 +90,7 @@ impl World {
             }
             Fault::Leave { node } if is_up(self, node) && self.nodes[node].paused.is_none() => {
                 self.nodes[node].touched = true;
-                self.nodes[node].membership.handle_leave();
+                self.nodes[node].membership.handle_leave(LEAVES);
                 self.settle(node);
             }
             Fault::Join { contact, crash_after } => self.join(contact, crash_after),

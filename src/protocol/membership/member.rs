@@ -181,14 +181,15 @@ impl Membership {
         self.suspect(now, id, Suspicion { why, certain });
     }
 
-    /// This member wants to leave: the others need not wait for a timeout.
-    pub fn handle_leave(&mut self) {
+    /// This member wants to leave, for a reason that the others are told ([`LEAVES`], if it was
+    /// asked to): they need not wait for a timeout.
+    pub fn handle_leave(&mut self, why: &str) {
         match &self.view {
             Some(view) => {
                 let generation = view.generation;
-                self.leaving.insert(self.me.id, LEAVES.to_owned());
-                self.broadcast(&Message::Leave { generation });
-                self.begin_change("this worker leaves as planned");
+                self.leaving.insert(self.me.id, why.to_owned());
+                self.broadcast(&Message::Leave { generation, why: why.to_owned() });
+                self.begin_change(&format!("this worker leaves: {why}"));
             }
             None => self.end(Ending::Left),
         }
@@ -258,8 +259,8 @@ impl Membership {
             let why = suspicion.why;
             self.broadcast(&Message::Suspect { generation, member: id, why });
         }
-        if self.leaving.contains_key(&self.me.id) {
-            self.broadcast(&Message::Leave { generation });
+        if let Some(why) = self.leaving.get(&self.me.id).cloned() {
+            self.broadcast(&Message::Leave { generation, why });
         }
         if !self.quorum_is_possible() {
             self.end(self.no_quorum());
@@ -338,5 +339,5 @@ impl Membership {
     }
 }
 
-/// The reason of a planned leave.
+/// The reason of whoever leaves as planned.
 pub const LEAVES: &str = "it was asked to leave";

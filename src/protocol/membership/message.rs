@@ -95,9 +95,10 @@ pub enum Message {
         member: MemberId,
         why: String,
     },
-    /// The sender wants to leave.
+    /// The sender wants to leave, and why.
     Leave {
         generation: u32,
+        why: String,
     },
     /// A worker wants to come: from itself to any member, which tells the others.
     Join {

@@ -1,7 +1,7 @@
 //! What a member or joiner makes of what it is told.
 
 use super::action::Ending;
-use super::member::{LEAVES, Membership, Phase, Suspicion};
+use super::member::{Membership, Phase, Suspicion};
 use super::message::{Ballot, Message, Party};
 use super::proposal::Stage;
 use super::view::{Member, MemberId, View};
@@ -28,7 +28,7 @@ impl Membership {
             | Message::Accept { generation, .. }
             | Message::Accepted { generation, .. }
             | Message::Suspect { generation, .. }
-            | Message::Leave { generation } => {
+            | Message::Leave { generation, .. } => {
                 let own = self.view.as_ref().map(|view| view.generation);
                 if own < Some(generation) {
                     self.send(from, Message::Ask { generation: own });
@@ -84,9 +84,9 @@ impl Membership {
                 let why = format!("{why}, says {id}");
                 self.suspect(now, member, Suspicion { why, certain: false });
             }
-            (Party::Member(id), Message::Leave { .. }) => {
-                self.leaving.insert(id, LEAVES.to_owned());
-                self.begin_change(&format!("{id} leaves as planned"));
+            (Party::Member(id), Message::Leave { why, .. }) => {
+                self.begin_change(&format!("{id} leaves: {why}"));
+                self.leaving.insert(id, why);
             }
             _ => {}
         }

@@ -233,7 +233,8 @@ impl ServedWorker {
         scale: &Maxima,
         began: Instant,
     ) -> Result<(), TrainError> {
-        for (server, slice) in self.slices.iter().enumerate() {
+        for server in star::in_turn(order.task.share as usize, self.slices.len()) {
+            let slice = &self.slices[server];
             let words = cut(self.config.wire, slice, &BUCKETS[bucket], &self.vectors[bucket]);
             let header = PushHeader {
                 task: order.task,
