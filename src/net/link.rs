@@ -169,6 +169,9 @@ mod tests {
             receiver.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             // So fast that all are due together.
             let sender = emulated("10gbit");
+            // The runtime has yet to learn that the socket can be written to.
+            let mut room = sender.inner.clone().create_io_poller();
+            poll_fn(|cx| room.as_mut().poll_writable(cx)).await.unwrap();
             send_batch(&sender, receiver.local_addr().unwrap());
             for (fill, len) in LENGTHS.into_iter().enumerate() {
                 let mut buffer = [0; 2_000];
