@@ -11,7 +11,7 @@ use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
 
 use super::CommandError;
-use super::group_flags::{listen, run_id_of};
+use super::group_flags::{listen, refuse_some_loopback, run_id_of};
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
 use super::plan_flags::{PlanFlags, WORKERS_MAX, report};
@@ -73,6 +73,7 @@ pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
             servers.len().saturating_sub(1)
         )));
     };
+    refuse_some_loopback("--server", &servers)?;
     let mode = arguments.mode.resolve(workers, servers.len())?;
     let network = arguments.network.resolve(true)?;
     let mut plan = arguments.plan.plan(network, &arguments.output)?;

@@ -1,4 +1,8 @@
 //! The wgpu shell: adapters, kernels, the gradient engine.
+//!
+//! An [`Engine`] runs one of two kernel sets on the [adapter] that an [`AdapterChoice`]
+//! takes: [`portable`] for GPUs, [`lane`] for adapters that compute on the CPU. [`shader`] is the
+//! table of the WGSL files.
 
 pub mod adapter;
 pub mod device;
