@@ -157,8 +157,6 @@ pub struct ParameterServer {
     attempt: u32,
     /// No task of this step or a later one is given.
     until: u64,
-    /// Who is granted something first.
-    first: usize,
     /// Workers whose requests may have become grantable since they were looked at.
     stirred: BTreeSet<usize>,
     /// The next fresh task, counted in shares; the asynchronous mode alone.
@@ -217,7 +215,6 @@ impl ParameterServer {
             step,
             attempt: 0,
             until: step,
-            first: 0,
             stirred: BTreeSet::new(),
             next_share: step * workers as u64,
             returned: BTreeSet::new(),
@@ -228,13 +225,6 @@ impl ParameterServer {
             staleness: Vec::new(),
             dropped: 0,
         }
-    }
-
-    /// Grants what several workers may have to this one first, then to those behind it: servers that
-    /// begin with different workers do not all send to the same one at once.
-    pub fn begin_with(mut self, rank: usize) -> ParameterServer {
-        self.first = rank % self.workers.len();
-        self
     }
 
     /// Lets tasks of steps below `until` be given.
@@ -326,7 +316,7 @@ impl ParameterServer {
 
     /// Something that can be given to a worker that waits for it.
     pub fn next_grant(&mut self, now: Duration) -> Option<(usize, Grant)> {
-        while let Some(rank) = self.next_stirred() {
+        while let Some(&rank) = self.stirred.first() {
             for place in 0..self.workers[rank].waiting.len() {
                 let (request, since) = &self.workers[rank].waiting[place];
                 let since = *since;
@@ -466,11 +456,6 @@ impl ParameterServer {
         let possible = self.workers.len() - self.absent;
         let counted = self.counted();
         counted > 0 && counted >= possible.min(self.workers.len() - spare)
-    }
-
-    fn next_stirred(&self) -> Option<usize> {
-        let mut behind = self.stirred.range(self.first..);
-        behind.next().or_else(|| self.stirred.first()).copied()
     }
 
     /// No gradients of the current attempt are in yet.

@@ -134,7 +134,9 @@ impl Group<'_> {
                 self.network.send(rank, peer.rank, HEADER_BYTES, None);
             }
         }
-        let at = self.network.wake(rank, Thread::Network, at, 0);
+        // One alone has nobody to speak to, and no thread that does.
+        let is_alone = worker.peers.is_empty();
+        let at = if is_alone { at } else { self.network.wake(rank, Thread::Network, at, 0) };
         self.advance(rank, at);
     }
 

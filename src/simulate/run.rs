@@ -30,7 +30,7 @@ pub struct Settings {
 }
 
 /// Some seconds' worth.
-const PACKETS_MAX: usize = 6_000_000;
+const PACKETS_MAX: usize = 3_000_000;
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -100,7 +100,7 @@ impl Settings {
         let affordable = (self.packets_max as f64 / self.packets(scenario)) as usize;
         match self.steps {
             0 => (WARMUP.min(affordable.max(1)), affordable.clamp(1, 20)),
-            steps => (WARMUP, steps),
+            steps => (WARMUP.min(affordable.max(1)), steps),
         }
     }
 

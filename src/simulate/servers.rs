@@ -74,9 +74,7 @@ pub(super) fn run(
         network: Network::new(link, &machine, peers, false, packets, seed),
         machine,
         workers: (0..workers).map(worker).collect(),
-        servers: (0..servers)
-            .map(|server| ParameterServer::new(mode, workers, 0).begin_with(server))
-            .collect(),
+        servers: vec![ParameterServer::new(mode, workers, 0); servers],
         slices: (0..servers)
             .map(|server| star::slice(scenario.elements, servers, server))
             .map(|slice: Range<usize>| slice.len())
@@ -164,7 +162,7 @@ impl Star<'_> {
     }
 
     fn ask_for_slices(&mut self, rank: usize, age: &Age) {
-        for server in star::in_turn(rank, self.servers.len()).filter(|&server| server > 0) {
+        for server in 1..self.servers.len() {
             self.send(rank, self.workers.len() + server, Message::Pull(age.clone()));
             self.workers[rank].awaited += 1;
         }
@@ -176,7 +174,7 @@ impl Star<'_> {
         worker.computes = false;
         let task = worker.task.take().expect("it has computed something");
         let version = worker.versions[0];
-        for server in star::in_turn(rank, self.servers.len()) {
+        for server in 0..self.servers.len() {
             let version = self.workers[rank].versions[server];
             self.send(rank, self.workers.len() + server, Message::Push { task, version });
         }

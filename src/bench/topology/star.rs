@@ -100,7 +100,7 @@ impl Server<'_> {
         star: Star<Message, Message>,
     ) -> Server<'a> {
         let slice = star::slice(scenario.elements, scenario.servers(), server);
-        let mut decisions = ParameterServer::new(mode, scenario.workers, 0).begin_with(server);
+        let mut decisions = ParameterServer::new(mode, scenario.workers, 0);
         decisions.allow(u64::MAX);
         Server {
             settings,
@@ -265,7 +265,6 @@ impl Server<'_> {
 }
 
 struct Worker {
-    rank: usize,
     star: Star<Message, Message>,
     load: Load,
     /// The slice of each server, and the version of it that is here.
@@ -282,7 +281,6 @@ impl Worker {
         debug_assert!(rank < star.workers());
         let servers = scenario.servers();
         Worker {
-            rank,
             star,
             load,
             slices: (0..servers)
@@ -355,7 +353,7 @@ impl Worker {
     }
 
     fn push(&self, order: &Order, computed: Duration) -> Result<(), BenchError> {
-        for server in star::in_turn(self.rank, self.slices.len()) {
+        for (server, slice) in self.slices.iter().enumerate() {
             let header = PushHeader {
                 task: order.task,
                 bucket: 0,
@@ -363,11 +361,7 @@ impl Worker {
                 scale: Vec::new(),
                 compute_us: u64::try_from(computed.as_micros()).unwrap_or(u64::MAX),
             };
-            self.tell(
-                server,
-                ToServer::Push(header),
-                self.sums[self.slices[server].clone()].to_vec(),
-            )?;
+            self.tell(server, ToServer::Push(header), self.sums[slice.clone()].to_vec())?;
         }
         Ok(())
     }

@@ -233,8 +233,7 @@ impl ServedWorker {
         scale: &Maxima,
         began: Instant,
     ) -> Result<(), TrainError> {
-        for server in star::in_turn(order.task.share as usize, self.slices.len()) {
-            let slice = &self.slices[server];
+        for (server, slice) in self.slices.iter().enumerate() {
             let words = cut(self.config.wire, slice, &BUCKETS[bucket], &self.vectors[bucket]);
             let header = PushHeader {
                 task: order.task,
