@@ -6,7 +6,8 @@ use std::path::Path;
 
 use annulet::gpu::Sums;
 use annulet::gpu::lane::kernels::{Kernel as LaneKernel, Sources, Variant};
-use annulet::gpu::portable::stages::{BufferId, Stage, TILES_PER_SUBMISSION_MAX, Tuning, stages};
+use annulet::gpu::portable::buffers::{BufferId, TILES_PER_SUBMISSION_MAX};
+use annulet::gpu::portable::stages::{Stage, Tuning, stages};
 use annulet::gpu::shader::{Access, Binding, Kernel, Reads, SOURCES};
 use annulet::model::ModelKind;
 use annulet::numerics::fixed_point::TILE_SAMPLES;

@@ -1,4 +1,13 @@
 //! Benchmarks that come with the program, so that anybody can repeat them where it matters.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `step`, `peak` | a worker's step by phase and by kernel, beside what the processor could do |
+//! | `collective`, `group` | the all-reduce, size by size, among local processes or machines |
+//! | `loopback`, `tcp_ring` | what it is compared with: raw TCP and UDP, and the same ring over TCP |
+//! | `soak` | all-reduces of random sizes, back to back, every result checked |
+//! | `topology` | all-reduce beside parameter servers over emulated links |
+//! | `statistics` | medians and percentiles |
 
 pub mod collective;
 pub mod group;

@@ -1,7 +1,7 @@
 //! The flags that give a worker its place in a group over several machines.
 
 use std::hash::{BuildHasher, Hasher};
-use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,7 +21,7 @@ use crate::net::identity::ClusterKey;
 use crate::protocol::membership::{Acceptors, Member, MemberId, Settings, View};
 
 use super::CommandError;
-use super::train::WORKERS_MAX;
+use super::plan_flags::WORKERS_MAX;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Group")]
@@ -83,6 +83,7 @@ impl GroupFlags {
                 workers.saturating_sub(1)
             )));
         }
+        refuse_some_loopback("--server", &servers)?;
         Ok(StarPlace {
             key: ClusterKey::read(key_file)?,
             // The worker connects to the servers; nobody needs to know its port.
@@ -110,6 +111,8 @@ impl GroupFlags {
                 least.max(self.peers.len())
             )));
         }
+        refuse_some_loopback("--peers", &self.peers)?;
+        refuse_some_loopback("--advertise", self.join.iter().chain(&self.advertise))?;
         let member = |(id, peer): (u64, &PeerAddress)| Member {
             id: MemberId(id),
             addresses: vec![peer.to_string()],
@@ -153,6 +156,7 @@ impl GroupFlags {
     pub fn place(self) -> Result<Option<GroupPlace>, CommandError> {
         let (Some(rank), Some(key_file)) = (self.rank, &self.cluster_key) else { return Ok(None) };
         let own = self.own_address(rank)?;
+        refuse_some_loopback("--peers", &self.peers)?;
         Ok(Some(GroupPlace {
             key: ClusterKey::read(key_file)?,
             socket: listen(self.listen, own.port())?,
@@ -177,6 +181,30 @@ impl GroupFlags {
             ))
         })
     }
+}
+
+/// Refuses addresses of which some mean another machine to each machine, and others do not: whoever
+/// is elsewhere would look for such a worker on its own machine.
+pub fn refuse_some_loopback<'a>(
+    flag: &str,
+    addresses: impl IntoIterator<Item = &'a PeerAddress>,
+) -> Result<(), CommandError> {
+    let (here, elsewhere): (Vec<_>, Vec<_>) =
+        addresses.into_iter().partition(|address| is_loopback(address));
+    match (here.first(), elsewhere.first()) {
+        (Some(here), Some(elsewhere)) => Err(CommandError::Usage(format!(
+            "{flag}: {here} is a loopback address, which leads every machine to itself, and \
+             {elsewhere} is not; give the address at which the others reach that machine"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn is_loopback(address: &PeerAddress) -> bool {
+    let text = address.to_string();
+    let host = text.rsplit_once(':').map_or(&*text, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 /// Binds to the address that was asked for, or else to a port on all interfaces.
@@ -210,4 +238,24 @@ pub fn run_id_of(peers: &[PeerAddress]) -> String {
     let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
     let digest = Sha256::digest(names.join(","));
     crate::train::metrics::hex(&digest[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_goes_with_loopback_alone() {
+        let check = |texts: &[&str]| {
+            let addresses: Vec<PeerAddress> =
+                texts.iter().map(|text| text.parse().unwrap()).collect();
+            refuse_some_loopback("--peers", &addresses)
+        };
+        assert!(check(&["127.0.0.1:1", "[::1]:2", "localhost:3", "[::ffff:127.0.0.1]:4"]).is_ok());
+        assert!(check(&["10.0.0.1:1", "b:2"]).is_ok());
+        for loopback in ["127.0.0.1:1", "[::1]:1", "localhost:1"] {
+            let text = check(&["10.0.0.1:1", loopback]).unwrap_err().to_string();
+            assert!(text.contains(loopback) && text.contains("10.0.0.1:1"), "{text}");
+        }
+    }
 }

@@ -15,6 +15,7 @@ mod key;
 mod model_engine;
 mod network_flags;
 mod output;
+mod plan_flags;
 mod predict;
 mod progress;
 mod report;
@@ -71,9 +72,9 @@ impl Cli {
         let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         if let Some((_, matches)) = matches.subcommand() {
             match &mut cli.command {
-                Command::Train(arguments) => arguments.run.settle_length(matches),
-                Command::Worker(arguments) => arguments.run.settle_length(matches),
-                Command::Server(arguments) => arguments.run.settle_length(matches),
+                Command::Train(arguments) => arguments.plan.run.settle_length(matches),
+                Command::Worker(arguments) => arguments.plan.run.settle_length(matches),
+                Command::Server(arguments) => arguments.plan.run.settle_length(matches),
                 _ => {}
             }
         }

@@ -50,6 +50,22 @@ pub struct NetworkFlags {
     pub gso: Switch,
 }
 
+// Of those that compute. (A doc comment would become the help of the commands.)
+#[derive(Clone, Debug, Args)]
+pub struct OverlapFlags {
+    #[command(flatten)]
+    network: NetworkFlags,
+    /// Reduce no bucket before all are computed, for comparison
+    #[arg(long, env = "ANNULET_NO_OVERLAP", help_heading = "Network")]
+    no_overlap: bool,
+}
+
+impl OverlapFlags {
+    pub fn resolve(&self) -> Result<NetworkPlan, CommandError> {
+        self.network.resolve(!self.no_overlap)
+    }
+}
+
 /// What `--mtu` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mtu {

@@ -84,18 +84,25 @@ impl Display {
             .started
             .as_ref()
             .map_or(0, |started| started.total_steps.div_ceil(started.steps_per_epoch.max(1)));
-        let line = format!(
-            "epoch {:>3}/{epochs}  loss {:.4}  test loss {:.4}  accuracy {:.2} %  {:>7} images/s  \
-             compute {:.2} ms  comm {:.2} ms  {:.1} s",
-            report.epoch,
-            report.train_loss,
+        let tested = format!(
+            "test loss {:.4}  accuracy {:.2} %",
             report.test_loss,
-            100.0 * report.test_accuracy,
-            grouped(report.images_per_s as u64),
-            report.compute_ms,
-            report.comm_ms,
-            report.wall_s,
+            100.0 * report.test_accuracy
         );
+        let line = match report.images_per_s > 0.0 {
+            true => format!(
+                "epoch {:>3}/{epochs}  loss {:.4}  {tested}  {:>7} images/s  compute {:.2} ms  \
+                 comm {:.2} ms  {:.1} s",
+                report.epoch,
+                report.train_loss,
+                grouped(report.images_per_s as u64),
+                report.compute_ms,
+                report.comm_ms,
+                report.wall_s,
+            ),
+            // A run that was over when it was resumed: tested once more, and nothing trained.
+            false => format!("epoch {:>3}/{epochs}  {tested}", report.epoch),
+        };
         if self.json { self.note(&line) } else { self.result(&line) }
     }
 
@@ -108,11 +115,14 @@ impl Display {
                 true => format!(", {SYNTHETIC}"),
                 false => String::new(),
             };
+            let speed = match summary.images_per_s > 0.0 {
+                true => format!("{} images/s", grouped(summary.images_per_s as u64)),
+                false => "none of them now".to_owned(),
+            };
             self.result(&format!(
-                "{} steps in {:.1} s, {} images/s, accuracy {:.2} %, params_sha256 {}{synthetic}",
+                "{} steps in {:.1} s, {speed}, accuracy {:.2} %, params_sha256 {}{synthetic}",
                 grouped(summary.steps),
                 summary.wall_s,
-                grouped(summary.images_per_s as u64),
                 100.0 * summary.test_accuracy,
                 summary.params_sha256,
             ));
@@ -183,7 +193,8 @@ fn wait_table(summary: &RunSummary) -> Vec<String> {
             let mut whom: Vec<(usize, f64)> =
                 waits.iter().map(|ms| ms / steps).enumerate().filter(|(_, ms)| *ms > 0.0).collect();
             whom.sort_by(|a, b| b.1.total_cmp(&a.1));
-            let all: f64 = whom.iter().map(|(_, ms)| ms).sum();
+            // `sum` of nothing is -0.0, which is printed with its sign.
+            let all = whom.iter().fold(0.0, |all, (_, ms)| all + ms);
             let whom: Vec<String> = whom
                 .iter()
                 .take(3)

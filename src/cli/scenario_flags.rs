@@ -28,10 +28,10 @@ pub struct ScenarioFlags {
     /// wifi (200mbit, 2 ms, 0.1%), wan (100mbit, 10 ms, 0.01%)
     #[arg(long, visible_alias = "link", value_name = "LINK,...", value_delimiter = ',')]
     links: Vec<LinkProfile>,
-    /// How long one worker takes for a whole batch, such as 20ms; each takes its share of it, without
+    /// How long one worker takes for a whole batch, such as 100ms; each takes its share of it, without
     /// using the CPU (synthetic compute). Or trace:RUN: so too, but as long as the steps of that
     /// recorded run took, with their jitter. Or kernels: as long as they take here
-    #[arg(long, value_name = "TIME|trace:RUN|kernels", default_value = "20ms")]
+    #[arg(long, value_name = "TIME|trace:RUN|kernels", default_value = "100ms")]
     compute: ComputeFlag,
     /// Elements of the gradient [default: LeNet's 61706]
     #[arg(long, value_name = "N,...", value_delimiter = ',',
@@ -82,7 +82,7 @@ impl ScenarioFlags {
             ComputeFlag::Plain(compute) => self.scenarios_with(compute, defaults),
             ComputeFlag::Trace(_) => Err(CommandError::Usage(
                 "--compute trace: a recorded run's times are waited for by `annulet train` and \
-                 `annulet bench topology` alone; write a time such as 20ms"
+                 `annulet bench topology` alone; write a time such as 100ms"
                     .into(),
             )),
         }

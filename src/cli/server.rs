@@ -11,13 +11,13 @@ use crate::net::PeerAddress;
 use crate::net::identity::ClusterKey;
 
 use super::CommandError;
-use super::group_flags::{listen, run_id_of};
+use super::group_flags::{listen, refuse_some_loopback, run_id_of};
 use super::interrupt::Interrupt;
 use super::network_flags::NetworkFlags;
+use super::plan_flags::{PlanFlags, WORKERS_MAX, report};
 use super::progress::Display;
-use super::run_flags::{OutputFlags, RunFlags};
+use super::run_flags::OutputFlags;
 use super::topology_flags::ServerFlags;
-use super::train::{WORKERS_MAX, plan_worker, report};
 use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
@@ -50,14 +50,8 @@ pub struct ServerArguments {
     #[arg(long, env = "ANNULET_JOIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..))]
     join_timeout: u64,
-    /// Read flags that are not given from this TOML file, such as a run's config.toml
-    #[arg(long, env = "ANNULET_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Print run.json on stdout at the end
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    pub run: RunFlags,
+    pub plan: PlanFlags,
     #[command(flatten)]
     mode: ServerFlags,
     #[command(flatten)]
@@ -79,16 +73,17 @@ pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
             servers.len().saturating_sub(1)
         )));
     };
+    refuse_some_loopback("--server", &servers)?;
     let mode = arguments.mode.resolve(workers, servers.len())?;
     let network = arguments.network.resolve(true)?;
-    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    let mut plan = arguments.plan.plan(network, &arguments.output)?;
     if index != 0 {
         plan.folder = None;
         arguments.metrics.refuse()?;
     }
     let folder = plan.folder.as_ref().map(|folder| folder.path.clone());
     let interrupt = Interrupt::install(true);
-    let mut display = Display::new(arguments.json);
+    let mut display = Display::new(arguments.plan.json);
     let exposition = arguments.metrics.start()?;
     let mut observer = exposition.observing(&mut display);
     let place = StarPlace {
@@ -102,7 +97,7 @@ pub fn run(arguments: ServerArguments) -> Result<(), CommandError> {
     };
     let stop = interrupt.stop.clone();
     match run_server(plan, mode, place, started_at, stop, &mut observer)? {
-        Some(summary) => report(&summary, arguments.json, folder),
+        Some(summary) => report(&summary, arguments.plan.json, folder),
         None => Ok(()),
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
@@ -11,7 +13,7 @@ use crate::bench::topology::folder::CELLS;
 use crate::bench::topology::table;
 use crate::simulate::calibrate::calibrate;
 use crate::simulate::crossover::crossovers;
-use crate::simulate::validate::BUSY_MAX;
+use crate::simulate::validate::{BUSY_MAX, Comparison};
 use crate::simulate::{
     Axis, Cell, Crossover, Machine, Scenario, Settings, Topology, Validation, simulate,
 };
@@ -25,8 +27,9 @@ use super::scenario_flags::{ScenarioFlags, SweepDefaults};
 #[command(
     after_help = "What is simulated unless it is named: 1, 2, 4, 8 and so on to 1024 workers; \
 ring, halving-doubling, server, server*8, async and backup=1; links of lan-1g, lan-10g and wan. Each \
-node is a machine of its own, with packets of 1452 bytes; with --against and --calibrate all nodes \
-share this machine's cores, with packets of 6500 bytes."
+node is a machine of its own, with packets of 1452 bytes. With --against and --calibrate all nodes share \
+this machine's cores and have emulated cards; --against alone fits what processors cost to every other \
+cell, and tells the errors of those and of the cells between."
 )]
 pub struct SimulateArguments {
     #[command(flatten)]
@@ -53,7 +56,8 @@ pub struct SimulateArguments {
     /// What nodes' processors cost, as written by --calibrate
     #[arg(long, value_name = "FILE")]
     machine: Option<PathBuf>,
-    /// Simulate the cells that `annulet bench topology` measured on this machine, and compare
+    /// Simulate the cells that `annulet bench topology` measured on this machine, and compare; fits
+    /// what processors cost to half of them, unless --machine or --calibrate tells
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
     /// Fit what processors cost to cells that were measured on this machine; judge it with
@@ -64,7 +68,7 @@ pub struct SimulateArguments {
     /// the gradient's size, around each scenario of the sweep
     #[arg(long, conflicts_with_all = ["against", "calibrate"])]
     crossovers: bool,
-    /// Folder for what is found: cells.jsonl with tables, crossovers.json, validation.json or
+    /// Folder for what is found: cells.jsonl with tables, crossovers.json, validation.json and
     /// machine.json
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -85,6 +89,9 @@ const DEFAULTS: SweepDefaults = SweepDefaults {
     topologies: &["ring", "halving-doubling", "server", "server*8", "async", "backup=1"],
     links: &["lan-1g", "lan-10g", "wan"],
 };
+
+/// Between two lines that tell how far it is.
+const NOTE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The surroundings of crossovers.
 const CROSSOVER_DEFAULTS: SweepDefaults =
@@ -111,8 +118,16 @@ pub fn run(arguments: SimulateArguments) -> Result<(), CommandError> {
         note(&format!("fitted to {}: {:?}", folder.display(), settings.machine));
     }
     if let Some(folder) = &arguments.against {
-        let validation = Validation::of(&read_cells(folder)?, &settings).map_err(usage)?;
+        let measured = read_cells(folder)?;
+        let validation = if arguments.calibrate.is_some() || arguments.machine.is_some() {
+            Validation::of(&measured, &settings).map_err(usage)?
+        } else {
+            let (machine, validation) = Validation::fitted(&measured, &settings).map_err(usage)?;
+            arguments.write("machine.json", &pretty(&machine))?;
+            validation
+        };
         arguments.write("validation.json", &pretty(&validation))?;
+        arguments.write_cells(&validation.cells)?;
         return if arguments.json { json(&validation) } else { result(&compared(&validation)) };
     }
     if arguments.crossovers {
@@ -122,17 +137,16 @@ pub fn run(arguments: SimulateArguments) -> Result<(), CommandError> {
     }
     let scenarios = arguments.sweep.scenarios(&DEFAULTS)?;
     let mut cells: Vec<Cell> = Vec::with_capacity(scenarios.len());
+    let mut told = Instant::now();
     for (index, scenario) in scenarios.iter().enumerate() {
         let cell = simulate(scenario, &settings).map_err(usage)?;
-        tracing::info!("cell {}/{}: {:.2} ms a step", index + 1, scenarios.len(), cell.step.p50);
+        if told.elapsed() >= NOTE_INTERVAL {
+            told = Instant::now();
+            note(&format!("cell {}/{}: {:.2} ms a step", index + 1, scenarios.len(), cell.step.p50));
+        }
         cells.push(cell);
     }
-    let lines: String = (cells.iter())
-        .map(|cell| serde_json::to_string(cell).expect("a cell serializes") + "\n")
-        .collect();
-    arguments.write(CELLS, &lines)?;
-    arguments.write("topology.csv", &table::csv(&cells))?;
-    arguments.write("topology.md", &table::markdown(&cells))?;
+    arguments.write_cells(&cells)?;
     if arguments.json { json(&cells) } else { result(&table::text(&cells)) }
 }
 
@@ -155,21 +169,33 @@ impl SimulateArguments {
             jitter: self.compute_jitter / 100.0,
             kernels: None,
             machine,
+            ..Settings::default()
         })
     }
 
     fn find_crossovers(&self, settings: &Settings) -> Result<Vec<Crossover>, CommandError> {
-        let mut found = Vec::new();
-        for base in self.sweep.scenarios(&CROSSOVER_DEFAULTS)? {
-            for [first, second] in PAIRS {
-                let parse = |text: &str| text.parse::<Topology>().expect("a constant");
-                let pair = [parse(first), parse(second)];
-                for axis in Axis::ALL {
-                    found.extend(crossovers(axis, &base, pair, settings).map_err(usage)?);
-                }
+        let bases = self.sweep.scenarios(&CROSSOVER_DEFAULTS)?;
+        let parse = |text: &str| text.parse::<Topology>().expect("a constant");
+        let pairs = PAIRS.map(|pair| pair.map(parse));
+        let told = Mutex::new(Instant::now());
+        let tell = |done: usize, all: usize| {
+            let mut told = told.lock().expect("nobody panics with it");
+            if told.elapsed() >= NOTE_INTERVAL {
+                *told = Instant::now();
+                note(&format!("{done} of {all} places are known"));
             }
-        }
-        Ok(found)
+        };
+        crossovers(&Axis::ALL, &bases, &pairs, settings, &tell).map_err(usage)
+    }
+
+    /// Cells and their tables, into the folder.
+    fn write_cells(&self, cells: &[Cell]) -> Result<(), CommandError> {
+        let lines: String = (cells.iter())
+            .map(|cell| serde_json::to_string(cell).expect("a cell serializes") + "\n")
+            .collect();
+        self.write(CELLS, &lines)?;
+        self.write("topology.csv", &table::csv(cells))?;
+        self.write("topology.md", &table::markdown(cells))
     }
 
     /// Into the folder, if there is one.
@@ -225,31 +251,34 @@ fn read_cells(path: &Path) -> Result<Vec<Cell>, CommandError> {
 /// Measured beside simulated, for people.
 fn compared(validation: &Validation) -> String {
     let mut text = format!(
-        "{:<17} {:>7}  {:<24} {:>12} {:>12} {:>8} {:>5}\n",
-        "topology", "workers", "link", "measured ms", "simulated ms", "error", "busy"
+        "{:<17} {:>7}  {:<24} {:>12} {:>12} {:>8} {:>5} {:>4}\n",
+        "topology", "workers", "link", "measured ms", "simulated ms", "error", "busy", "fit"
     );
     for comparison in &validation.comparisons {
         let Scenario { workers, topology, link, straggler, .. } = &comparison.scenario;
         let straggler = straggler.map_or(String::new(), |slow| format!(" straggler {slow}"));
         let _ = writeln!(
             text,
-            "{topology:<17} {workers:>7}  {:<24} {:>12.2} {:>12.2} {:>+7.1}% {:>5}",
+            "{topology:<17} {workers:>7}  {:<24} {:>12.2} {:>12.2} {:>+7.1}% {:>5} {:>4}",
             link.to_string() + &straggler,
             comparison.measured_ms,
             comparison.simulated_ms,
             100.0 * comparison.error(),
             comparison.machine_busy.map_or(String::new(), |busy| format!("{busy:.2}")),
+            if comparison.fitted { "yes" } else { "" },
         );
     }
-    let median = |link_bound| {
-        let median = validation.median_error(link_bound);
+    let median = |counts: fn(&Comparison) -> bool| {
+        let median = validation.median_error(counts);
         median.map_or("unknown".to_owned(), |error| format!("{:.1} %", 100.0 * error))
     };
     let _ = writeln!(
         text,
-        "median error: {} of all cells, {} of those whose machine was at most {BUSY_MAX} busy",
-        median(false),
-        median(true)
+        "median error: {} of cells that the model was not fitted to, {} of all cells, {} of those whose \
+         machine was at most {BUSY_MAX} busy",
+        median(|one| !one.fitted),
+        median(|_| true),
+        median(Comparison::is_link_bound)
     );
     if validation.skipped > 0 {
         let _ = writeln!(text, "{} cells computed by kernels were left out", validation.skipped);

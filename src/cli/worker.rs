@@ -1,7 +1,6 @@
 //! `annulet worker`: one worker of a group over several machines, or a child of `annulet train`.
 
 use std::io::{BufRead, Write};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -25,12 +24,12 @@ use crate::train::server::ServerPlan;
 use super::CommandError;
 use super::group_flags::GroupFlags;
 use super::interrupt::Interrupt;
-use super::network_flags::NetworkFlags;
+use super::network_flags::OverlapFlags;
 use super::output::note;
+use super::plan_flags::{PlanFlags, WORKERS_MAX, plan_timeline, report};
 use super::progress::Display;
-use super::run_flags::{OutputFlags, RunFlags};
+use super::run_flags::OutputFlags;
 use super::topology_flags::ShareFlags;
-use super::train::{WORKERS_MAX, plan_timeline, plan_worker, report};
 use super::watch_flags::MetricsFlags;
 
 #[derive(Debug, Args)]
@@ -60,19 +59,10 @@ pub struct WorkerArguments {
     /// Adapter: index, part of the name, or PCI id [default: the best]
     #[arg(long, env = "ANNULET_ADAPTER", value_name = "INDEX|NAME|PCI")]
     adapter: Option<String>,
-    /// Read flags that are not given from this TOML file, such as a run's config.toml
-    #[arg(long, env = "ANNULET_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Print run.json on stdout at the end
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    pub run: RunFlags,
+    pub plan: PlanFlags,
     #[command(flatten)]
-    network: NetworkFlags,
-    /// Reduce no bucket before all are computed, for comparison
-    #[arg(long, env = "ANNULET_NO_OVERLAP", help_heading = "Network")]
-    no_overlap: bool,
+    network: OverlapFlags,
     #[command(flatten)]
     output: OutputFlags,
     /// Write what this worker did when to timeline-RANK.json in --out, for ui.perfetto.dev or
@@ -104,8 +94,8 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
                 .into(),
         ));
     };
-    let network = arguments.shares.resolve(arguments.network.resolve(!arguments.no_overlap)?);
-    let mut plan = plan_worker(&arguments.run, &arguments.config, network, &arguments.output)?;
+    let network = arguments.shares.resolve(arguments.network.resolve()?);
+    let mut plan = arguments.plan.plan(network, &arguments.output)?;
     // One that comes later has no rank yet; its own process tells its part from others'.
     let part = arguments.group.rank.map_or(u64::from(std::process::id()), |rank| rank as u64);
     plan.timeline = plan_timeline(&plan, arguments.timeline, part);
@@ -119,7 +109,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         arguments.metrics.refuse()?;
         let workers = arguments.workers.map_or(0, |workers| workers as usize);
         let place = arguments.group.place_around(arguments.server, workers)?;
-        let mut display = Display::new(arguments.json);
+        let mut display = Display::new(arguments.plan.json);
         return Ok(run_served_worker(plan, place, &mut display)?);
     }
     let folder = plan.folder.as_mut().map(|folder| {
@@ -136,7 +126,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
         // A membership that is over has been left already.
         let _ = leave.send(Input::Leave);
     });
-    let mut display = Display::new(arguments.json);
+    let mut display = Display::new(arguments.plan.json);
     let exposition = arguments.metrics.start()?;
     let mut observer = exposition.observing(&mut display);
     match run_worker(plan, Membership::elastic(place), started_at, stop, &mut observer) {
@@ -145,7 +135,7 @@ unsafe fn run_by_hand(arguments: WorkerArguments) -> Result<(), CommandError> {
             Ok(())
         }
         // Whoever did not write for all has no folder.
-        result => report(&result?, arguments.json, folder.filter(|folder| folder.exists())),
+        result => report(&result?, arguments.plan.json, folder.filter(|folder| folder.exists())),
     }
 }
 

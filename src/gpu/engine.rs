@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::GpuError;
-use super::device::{AdapterChoice, AdapterKind, AdapterReport, Gpu};
+use super::adapter::{AdapterChoice, AdapterKind, AdapterReport};
+use super::device::Gpu;
 use super::lane::{self, LaneSet};
 use super::portable::PortableSet;
 use super::timing::{self, KernelTimes};

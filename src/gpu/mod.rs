@@ -1,5 +1,10 @@
 //! The wgpu shell: adapters, kernels, the gradient engine.
+//!
+//! An [`Engine`] runs one of two kernel sets on the [adapter] that an [`AdapterChoice`]
+//! takes: [`portable`] for GPUs, [`lane`] for adapters that compute on the CPU. [`shader`] is the
+//! table of the WGSL files.
 
+pub mod adapter;
 pub mod device;
 pub mod engine;
 pub mod lane;
@@ -7,7 +12,8 @@ pub mod portable;
 pub mod shader;
 pub mod timing;
 
-pub use device::{AdapterChoice, AdapterKind, AdapterReport, Gpu, adapters_for, list_adapters};
+pub use adapter::{AdapterChoice, AdapterKind, AdapterReport, adapters_for, list_adapters};
+pub use device::Gpu;
 pub use engine::{Engine, EngineSettings, Sums};
 
 /// A GPU's failure.

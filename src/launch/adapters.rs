@@ -1,7 +1,7 @@
 //! Which local worker computes on which adapter.
 
 use crate::gpu::GpuError;
-use crate::gpu::device::{AdapterChoice, AdapterKind, AdapterReport, spread};
+use crate::gpu::adapter::{AdapterChoice, AdapterKind, AdapterReport, spread};
 
 /// What one worker process is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub fn cores_of_each(cores: usize, workers: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::device::AdapterLimits;
+    use crate::gpu::adapter::AdapterLimits;
 
     fn adapter(index: usize, kind: AdapterKind) -> AdapterReport {
         AdapterReport {

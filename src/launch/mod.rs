@@ -1,18 +1,35 @@
 //! Starting workers: one in this process, several as child processes, or several as threads.
+//!
+//! A program of its own calls [`threads::train_in_threads`] with a [`worker::WorkerPlan`]; the rest
+//! serves the command line:
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `worker` | one worker from start to finish, and what it is told: its plan |
+//! | `start` | how any worker starts: data, kernels and the others at once |
+//! | `engines` | the engine that a plan asks for |
+//! | `threads` | workers as threads |
+//! | `local`, `spawner`, `process`, `pipe` | workers as child processes, and what is said to them |
+//! | `arbitration` | the launcher's part in the membership |
+//! | `elastic`, `member_thread` | a worker's part in it |
+//! | `star` | one node of a run with parameter servers |
+//! | `adapters`, `driver_environment` | who computes on what |
+//! | `exposition`, `metrics_server` | a run's figures for Prometheus |
 
-pub mod adapters;
+pub(crate) mod adapters;
 mod arbitration;
 pub mod driver_environment;
-pub mod elastic;
+pub(crate) mod elastic;
 pub mod engines;
-pub mod exposition;
-pub mod local;
-pub mod member_thread;
-pub mod metrics_server;
-pub mod pipe;
+pub(crate) mod exposition;
+pub(crate) mod local;
+pub(crate) mod member_thread;
+pub(crate) mod metrics_server;
+pub(crate) mod pipe;
 mod process;
 mod spawner;
-pub mod star;
+pub(crate) mod star;
+mod start;
 pub mod threads;
 pub mod worker;
 

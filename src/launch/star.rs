@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use crate::data::{Dataset, DatasetChoice, DatasetPromise, LoadedDataset};
+use crate::data::{Dataset, DatasetChoice, LoadedDataset};
 use crate::net::{ClusterKey, PeerAddress, Star, StarOptions};
 use crate::protocol::star::Message;
 use crate::train::event::{Event, Observer};
@@ -19,7 +19,7 @@ use crate::train::server::{
 use crate::train::trainer::Trainer;
 
 use super::LaunchError;
-use super::engines::open_worker_engine;
+use super::start::{Start, start};
 use super::worker::{WorkerPlan, initial_state, open_folder};
 
 /// What a node needs to take its place around the servers.
@@ -72,16 +72,14 @@ pub fn run_served_worker(
     let (rank, workers, servers) = (place.node, place.workers, place.servers.len());
     assert!(rank < workers, "a worker's place");
     plan.config.validate()?;
-    let (dataset, _) = load(&plan, observer)?;
-    let dataset = Arc::new(dataset);
-    // The servers are joined while kernels are compiled, as in a ring.
     let (sender, joined) = sync_channel(1);
-    let (joining_plan, joining_dataset) = (plan.clone(), dataset.clone());
-    std::thread::spawn(move || {
-        let _ = sender.send(place.join(&joining_plan, &joining_dataset));
-    });
-    let promise = DatasetPromise::from(dataset.clone());
-    let engine = open_worker_engine(&plan, Some(rank), &promise, observer)?;
+    let Start { engine, dataset, .. } = start(&plan, Some(rank), observer, |dataset| {
+        let (plan, dataset) = (plan.clone(), dataset.clone());
+        std::thread::spawn(move || {
+            let _ = sender.send(place.join(&plan, &dataset));
+        });
+        Ok(())
+    })?;
     let star = joined.recv().map_err(|_| LaunchError::JoinPanicked)??;
     let timeline = plan.start_timeline();
     let config = plan.config;

@@ -19,6 +19,10 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Trains with `workers` threads that form a group over loopback QUIC; returns rank 0's summary.
 ///
+/// A program that may compute on a software adapter calls
+/// [`set_driver_environment`](super::driver_environment::set_driver_environment) before, so that the
+/// driver leaves each worker its share of the cores.
+///
 /// The folder, if the plan has one, is written by rank 0, and `observer` hears rank 0's events. With
 /// parameter servers these are threads too, and the first one stands in rank 0's place.
 pub fn train_in_threads(

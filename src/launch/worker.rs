@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
-use crate::data::{DataPlan, Dataset, DatasetPromise, LoadedDataset};
+use crate::data::{DataPlan, Dataset};
 use crate::net::{ClusterKey, GroupOptions, PeerAddress, Station, TransportSettings};
 use crate::protocol::exchange::Strategy;
 use crate::train::all_reduce::{AllReduce, AllReduceParts};
@@ -30,6 +30,7 @@ use crate::train::views::Views;
 use super::LaunchError;
 use super::elastic::{ElasticPlace, ElasticViews, Started};
 use super::engines::{DeviceLossPlan, StragglerPlan, open_worker_engine};
+use super::start::{Start, start};
 
 /// What a worker needs to know, apart from its peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -291,42 +292,28 @@ pub fn run_worker(
         (Some(folder), None, _) => RunFolder::check_unfinished(&folder.path)?,
         _ => {}
     }
-    // Data are read and the others are joined while kernels are compiled. If joining fails the
-    // thread is left to itself: whoever it reaches then hears that this worker has left.
-    let (promise, keeper) = DatasetPromise::pending();
     let (sender, joined) = sync_channel(1);
-    let (engine, loaded) = std::thread::scope(|scope| {
-        let loader = scope.spawn(|| {
-            let LoadedDataset { dataset, origin, mut notices } =
-                plan.data.load(plan.config.seed)?;
-            let dataset = Arc::new(dataset);
-            let (state, resumed) = initial_state(&plan, &dataset)?;
-            keeper.keep(dataset.clone());
-            notices.extend(resumed);
-            let terms = Terms::of(&plan, &dataset);
-            let (network, step) = (plan.network.clone(), state.step);
-            let join = move || {
-                let _ = sender.send(connect(terms, network, step));
-            };
-            // Nobody is to wait for a worker that comes later.
-            let later = match rank {
-                Some(_) => {
-                    std::thread::spawn(join);
-                    None
-                }
-                None => Some(join),
-            };
-            Ok::<_, LaunchError>((dataset, origin, notices, state, later))
-        });
-        let engine = open_worker_engine(&plan, rank, &promise, observer);
-        (engine, loader.join())
-    });
-    let loaded = loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let (dataset, origin, notices, state, later) = loaded?;
-    for text in notices {
+    let started = start(&plan, rank, observer, |dataset| {
+        let (state, resumed) = initial_state(&plan, dataset)?;
+        let terms = Terms::of(&plan, dataset);
+        let (network, step) = (plan.network.clone(), state.step);
+        let join = move || {
+            let _ = sender.send(connect(terms, network, step));
+        };
+        // Nobody is to wait for a worker that comes later.
+        let later = match rank {
+            Some(_) => {
+                std::thread::spawn(join);
+                None
+            }
+            None => Some(join),
+        };
+        Ok((state, resumed, later))
+    })?;
+    let Start { engine, dataset, origin, promise, begun: (state, resumed, later) } = started;
+    if let Some(text) = resumed {
         observer.event(Event::Notice { text });
     }
-    let engine = engine?;
     if let Some(join) = later {
         std::thread::spawn(join);
     }

@@ -179,8 +179,8 @@ impl Endpoint {
                 // Endpoints of one machine must not lose the same packets.
                 let seed = socket.local_addr().map_or(0, |address| u64::from(address.port()));
                 let socket = runtime.wrap_udp_socket(socket).map_err(NetError::Socket)?;
-                let socket =
-                    EmulatedSocket::new(socket, profile, seed).map_err(NetError::Thread)?;
+                let socket = EmulatedSocket::new(socket, profile, seed, settings.gso)
+                    .map_err(NetError::Thread)?;
                 let socket = Arc::new(socket);
                 quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
             }

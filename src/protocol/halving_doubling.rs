@@ -186,13 +186,17 @@ impl HalvingDoubling {
             return 0..0;
         };
         let at = send.frontier();
+        // By far the most common case: nothing has come yet that is to be passed on.
+        let before = self.receives.iter().rev().find(|receive| receive.step < send.step);
+        if before.is_some_and(|receive| receive.holds_back(at..send.part.end) == Some(at)) {
+            return 0..0;
+        }
         // What an earlier step has yet to receive into these words bounds what may be sent.
         let end = self
             .receives
             .iter()
-            .filter(|receive| receive.step < send.step && receive.left() > 0)
-            .filter(|receive| receive.frontier() < send.part.end && receive.part.end > at)
-            .map(|receive| receive.frontier().max(at))
+            .filter(|receive| receive.step < send.step)
+            .filter_map(|receive| receive.holds_back(at..send.part.end))
             .min()
             .unwrap_or(send.part.end);
         at..end
@@ -239,6 +243,12 @@ impl Transfer {
     /// Where in the vector its next word lies.
     fn frontier(&self) -> usize {
         self.part.start + self.done
+    }
+
+    /// The first of these words that it has still to receive.
+    fn holds_back(&self, words: Range<usize>) -> Option<usize> {
+        let is_open = self.left() > 0 && self.frontier() < words.end && self.part.end > words.start;
+        is_open.then(|| self.frontier().max(words.start))
     }
 }
 

@@ -22,7 +22,7 @@
 //! **Cost** of a step with `n` workers, a vector of `m` bytes and `K` servers: each server receives
 //! and sends `n m / K`; a worker sends and receives `m`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -157,6 +157,10 @@ pub struct ParameterServer {
     attempt: u32,
     /// No task of this step or a later one is given.
     until: u64,
+    /// Who is granted something first.
+    first: usize,
+    /// Workers whose requests may have become grantable since they were looked at.
+    stirred: BTreeSet<usize>,
     /// The next fresh task, counted in shares; the asynchronous mode alone.
     next_share: u64,
     /// Tasks of workers that were lost.
@@ -164,6 +168,9 @@ pub struct ParameterServer {
     /// Pushes that were applied or counted, with the steps before the first counted in.
     shares_done: u64,
     last_push: usize,
+    /// Workers whose gradients of the current attempt are in, and those that are gone without.
+    counted: usize,
+    absent: usize,
     staleness: Vec<u64>,
     dropped: u64,
 }
@@ -179,8 +186,8 @@ struct Worker {
     /// The gradients of the current attempt are in; unused in the asynchronous mode.
     pushed: bool,
     waiting: Vec<(Request, Duration)>,
-    /// How long it has waited for each other worker.
-    waited: Vec<Duration>,
+    /// How long it has waited for each other worker for which it has.
+    waited: BTreeMap<usize, Duration>,
 }
 
 impl ParameterServer {
@@ -201,7 +208,7 @@ impl ParameterServer {
             owes: false,
             pushed: false,
             waiting: Vec::new(),
-            waited: vec![Duration::ZERO; workers],
+            waited: BTreeMap::new(),
         };
         ParameterServer {
             mode,
@@ -210,18 +217,30 @@ impl ParameterServer {
             step,
             attempt: 0,
             until: step,
+            first: 0,
+            stirred: BTreeSet::new(),
             next_share: step * workers as u64,
             returned: BTreeSet::new(),
             shares_done: step * workers as u64,
             last_push: 0,
+            counted: 0,
+            absent: 0,
             staleness: Vec::new(),
             dropped: 0,
         }
     }
 
+    /// Grants what several workers may have to this one first, then to those behind it: servers that
+    /// begin with different workers do not all send to the same one at once.
+    pub fn begin_with(mut self, rank: usize) -> ParameterServer {
+        self.first = rank % self.workers.len();
+        self
+    }
+
     /// Lets tasks of steps below `until` be given.
     pub fn allow(&mut self, until: u64) {
         self.until = until;
+        self.stir();
     }
 
     /// In the asynchronous mode, lets the steps that are begun be finished, and no more.
@@ -265,6 +284,7 @@ impl ParameterServer {
             }
             _ => {
                 worker.pushed = true;
+                self.counted += 1;
                 if self.is_complete() { Verdict::Complete } else { Verdict::Add }
             }
         };
@@ -272,6 +292,9 @@ impl ParameterServer {
         let worker = &mut self.workers[rank];
         worker.owes = false;
         worker.clock += 1;
+        if self.mode.is_async() {
+            self.stir();
+        }
         Ok(verdict)
     }
 
@@ -285,24 +308,25 @@ impl ParameterServer {
         self.step += 1;
         self.shares_done = self.step * self.workers.len() as u64;
         self.attempt = 0;
-        self.workers.iter_mut().for_each(|worker| worker.pushed = false);
+        self.begin_attempt();
     }
 
     /// The complete step did not fit its range: all compute it again.
     pub fn redo(&mut self) {
         debug_assert!(self.is_complete() && !self.mode.is_async());
         self.attempt += 1;
-        self.workers.iter_mut().for_each(|worker| worker.pushed = false);
+        self.begin_attempt();
     }
 
     /// A worker waits for something from `now` on.
     pub fn ask(&mut self, now: Duration, rank: usize, request: Request) {
         self.workers[rank].waiting.push((request, now));
+        self.stirred.insert(rank);
     }
 
     /// Something that can be given to a worker that waits for it.
     pub fn next_grant(&mut self, now: Duration) -> Option<(usize, Grant)> {
-        for rank in 0..self.workers.len() {
+        while let Some(rank) = self.next_stirred() {
             for place in 0..self.workers[rank].waiting.len() {
                 let (request, since) = &self.workers[rank].waiting[place];
                 let since = *since;
@@ -318,6 +342,7 @@ impl ParameterServer {
                 }
                 return Some((rank, grant));
             }
+            self.stirred.remove(&rank);
         }
         None
     }
@@ -342,10 +367,14 @@ impl ParameterServer {
         let had_pushed = worker.pushed;
         worker.alive = false;
         worker.waiting.clear();
+        self.absent += usize::from(!had_pushed);
+        let worker = &mut self.workers[rank];
         if worker.owes && self.mode.is_async() {
             self.returned.extend(worker.task);
         }
         worker.owes = false;
+        // Nobody waits for its pushes any more.
+        self.stir();
         if !self.mode.survives_losses() || self.live() == 0 {
             return Departure::Ends;
         }
@@ -418,20 +447,44 @@ impl ParameterServer {
 
     /// How long each worker has waited for each other one: `[who][for whom]`.
     pub fn waits(&self) -> Vec<Vec<Duration>> {
-        self.workers.iter().map(|worker| worker.waited.clone()).collect()
+        let count = self.workers.len();
+        let row = |worker: &Worker| {
+            let waited = |other| worker.waited.get(&other).copied().unwrap_or_default();
+            (0..count).map(waited).collect()
+        };
+        self.workers.iter().map(row).collect()
     }
 
     /// Gradients of the current step that are in.
     pub fn counted(&self) -> usize {
-        self.workers.iter().filter(|worker| worker.pushed).count()
+        self.counted
     }
 
     fn is_complete(&self) -> bool {
         let spare = if let Mode::Backup { spare } = self.mode { spare } else { 0 };
         // Those that were lost after their push still count; those that will never push do not.
-        let possible = self.workers.iter().filter(|w| w.alive || w.pushed).count();
+        let possible = self.workers.len() - self.absent;
         let counted = self.counted();
         counted > 0 && counted >= possible.min(self.workers.len() - spare)
+    }
+
+    fn next_stirred(&self) -> Option<usize> {
+        let mut behind = self.stirred.range(self.first..);
+        behind.next().or_else(|| self.stirred.first()).copied()
+    }
+
+    /// No gradients of the current attempt are in yet.
+    fn begin_attempt(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.pushed = false);
+        self.counted = 0;
+        self.absent = self.workers.len() - self.live();
+        self.stir();
+    }
+
+    /// Something has changed for all that wait.
+    fn stir(&mut self) {
+        let waiting = self.workers.iter().enumerate().filter(|(_, w)| !w.waiting.is_empty());
+        self.stirred.extend(waiting.map(|(rank, _)| rank));
     }
 
     /// What the worker may compute now.
@@ -474,7 +527,7 @@ impl ParameterServer {
     fn note_wait(&mut self, rank: usize, waited: Duration) {
         let culprit = self.last_push;
         if culprit != rank {
-            self.workers[rank].waited[culprit] += waited;
+            *self.workers[rank].waited.entry(culprit).or_default() += waited;
         }
     }
 }

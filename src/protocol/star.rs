@@ -86,9 +86,22 @@ pub fn slice(elements: usize, servers: usize, server: usize) -> Range<usize> {
     elements * server / servers..elements * (server + 1) / servers
 }
 
+/// The servers in the order in which a worker speaks to them: each worker begins with another one, so
+/// that no card has to take in what all send at once while others are idle.
+pub fn in_turn(rank: usize, servers: usize) -> impl Iterator<Item = usize> {
+    (0..servers).map(move |i| (rank + i) % servers)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_workers_begin_with_each_server() {
+        let first = |rank| in_turn(rank, 3).next().unwrap();
+        assert_eq!([0, 1, 2, 3, 4, 5].map(first), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(in_turn(4, 3).collect::<Vec<_>>(), [1, 2, 0]);
+    }
 
     #[test]
     fn slices_are_equal_and_cover_everything_once() {

@@ -1,6 +1,6 @@
 //! Steps among workers: the exchanges' own state machines, whose words are counted and not moved.
 
-use super::network::{Happening, Network, Time, What};
+use super::network::{Happening, Network, Thread, Time, What};
 use super::record::{Compute, Recording};
 use super::run::Settings;
 use super::scenario::Scenario;
@@ -79,7 +79,9 @@ pub(super) fn run(
     for rank in 0..world {
         group.compute(rank, 0);
     }
+    let mut end = 0;
     while let Some(Happening { at, node, what }) = group.network.next() {
+        end = end.max(at);
         match what {
             What::Timer => group.begin(node, at),
             What::Bytes { from, bytes, .. } => group.take_in(node, at, from, bytes),
@@ -89,6 +91,7 @@ pub(super) fn run(
         let (sent, received) = group.network.traffic(rank);
         group.recording.count_bytes(sent, received);
     }
+    group.recording.machine_busy = group.network.busy(end);
 }
 
 /// The one that is told, or the fastest by the cost model, which would have measured this link.
@@ -131,6 +134,7 @@ impl Group<'_> {
                 self.network.send(rank, peer.rank, HEADER_BYTES, None);
             }
         }
+        let at = self.network.wake(rank, Thread::Network, at, 0);
         self.advance(rank, at);
     }
 
@@ -174,7 +178,7 @@ impl Group<'_> {
         if worker.exchange.is_finished() && headers_seen {
             worker.exchanges = false;
             worker.steps += 1;
-            let at = self.network.work(rank, at, self.update_ns);
+            let at = self.network.wake(rank, Thread::Trainer, at, self.update_ns);
             let (computed, steps) = (worker.computed, worker.steps);
             self.recording.mark(rank, at, computed);
             if rank == 0 {

@@ -6,12 +6,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Mutex;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::parallel;
 use super::run::{Settings, SimulateError, simulate};
 use super::scenario::{Scenario, Topology};
-use std::time::Duration;
 
 /// What is varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +54,15 @@ impl Axis {
             Axis::Latency => (1e-6, 5e-2),
             Axis::Elements => (256.0, 4e6),
         }
+    }
+
+    /// Where the axis is looked at first.
+    fn places(self) -> impl Iterator<Item = f64> {
+        let (low, high) = self.range();
+        (0..PLACES).map(move |i| {
+            let value = low * (high / low).powf(i as f64 / (PLACES - 1) as f64);
+            if self == Axis::Workers { value.round() } else { value }
+        })
     }
 
     /// The scenario at a place on the axis.
@@ -123,68 +134,120 @@ impl fmt::Display for Crossover {
     }
 }
 
-/// Finds where the lead between two topologies changes along an axis.
+/// Packets of a cell that are simulated one by one here, and steps that count: leads are found within
+/// a percent, by many cells.
+const PACKETS_MAX: usize = 150_000;
+const STEPS: usize = 4;
+
+/// Finds where the lead between two topologies changes, for each pair along each axis around each
+/// scenario; `told` hears how much of it is done, from any thread.
 ///
 /// # Errors
 /// If a scenario cannot be simulated.
 pub fn crossovers(
-    axis: Axis,
-    base: &Scenario,
-    pair: [Topology; 2],
+    axes: &[Axis],
+    bases: &[Scenario],
+    pairs: &[[Topology; 2]],
     settings: &Settings,
+    told: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Vec<Crossover>, SimulateError> {
-    let mut known: HashMap<u64, f64> = HashMap::new();
-    // The first one's samples a second over the second one's.
-    let mut lead = |value: f64| -> Result<f64, SimulateError> {
-        if let Some(&lead) = known.get(&value.to_bits()) {
-            return Ok(lead);
+    let steps = if settings.steps == 0 { STEPS } else { settings.steps };
+    let settings = Settings { steps, packets_max: PACKETS_MAX, ..settings.clone() };
+    let mut topologies: Vec<Topology> = Vec::new();
+    for topology in pairs.iter().flatten() {
+        if !topologies.contains(topology) {
+            topologies.push(*topology);
         }
-        let place = axis.put(base, value);
-        let mut speeds = [0.0; 2];
-        for (speed, topology) in speeds.iter_mut().zip(pair) {
-            *speed = simulate(&Scenario { topology, ..place.clone() }, settings)?.images_per_s;
-        }
-        let lead = speeds[0] / speeds[1];
-        known.insert(value.to_bits(), lead);
-        Ok(lead)
-    };
-    let (low, high) = axis.range();
-    let place = |i: usize| {
-        let value = low * (high / low).powf(i as f64 / (PLACES - 1) as f64);
-        if axis == Axis::Workers { value.round() } else { value }
-    };
-    let found = |value: Option<f64>, first_leads: bool| {
-        let (from, to) = if first_leads { (pair[0], pair[1]) } else { (pair[1], pair[0]) };
-        let (to, against) = if value.is_none() { (from, to) } else { (to, to) };
-        Crossover { axis, value, from, to, against, scenario: base.clone() }
-    };
-    let mut changes = Vec::new();
-    // The last place at which one led clearly.
-    let mut clear: Option<(f64, bool)> = None;
-    for value in (0..PLACES).map(place) {
-        let now = lead(value)?;
-        let is_clear = !(1.0 / LEAD_MIN..LEAD_MIN).contains(&now);
-        let leads = now > 1.0;
-        if !is_clear {
-            continue;
-        }
-        if let Some((before, led)) = clear.filter(|&(_, led)| led != leads) {
-            let (mut below, mut above) = (before, value);
-            while let Some(middle) = axis.between(below, above) {
-                if (lead(middle)? > 1.0) == led {
-                    below = middle;
-                } else {
-                    above = middle;
-                }
+    }
+    let mut walks = Vec::new();
+    let mut cells = Vec::new();
+    for base in bases {
+        for &axis in axes {
+            walks.extend(pairs.iter().map(|&pair| (base, axis, pair)));
+            for value in axis.places() {
+                let at = axis.put(base, value);
+                cells.extend(topologies.iter().map(|&topology| Scenario { topology, ..at.clone() }));
             }
-            changes.push(found(Some(above), led));
         }
-        clear = Some((value, leads));
     }
-    if changes.is_empty() {
-        changes.extend(clear.map(|(_, leads)| found(None, leads)));
+    let all = cells.len() + walks.len();
+    let survey = Survey { settings, known: Mutex::default() };
+    // Those with most packets first, so that no core has a long one left at the end.
+    cells.sort_by_key(|cell| std::cmp::Reverse(cell.workers.saturating_mul(cell.elements)));
+    for speed in parallel::map(&cells, |cell| survey.speed(cell), &|done| told(done, all)) {
+        speed?;
     }
-    Ok(changes)
+    let walk = |&(base, axis, pair): &(&Scenario, Axis, _)| survey.walk(axis, base, pair);
+    let found = parallel::map(&walks, walk, &|done| told(cells.len() + done, all));
+    Ok(found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+/// What is known of cells.
+struct Survey {
+    settings: Settings,
+    /// Samples a second, by the scenario's text.
+    known: Mutex<HashMap<String, f64>>,
+}
+
+impl Survey {
+    /// Samples a second.
+    fn speed(&self, scenario: &Scenario) -> Result<f64, SimulateError> {
+        let key = format!("{scenario:?}");
+        let known = |key: &str| self.known.lock().expect("nobody panics with it").get(key).copied();
+        if let Some(speed) = known(&key) {
+            return Ok(speed);
+        }
+        let speed = simulate(scenario, &self.settings)?.images_per_s;
+        self.known.lock().expect("nobody panics with it").insert(key, speed);
+        Ok(speed)
+    }
+
+    /// Where the lead between a pair changes along an axis.
+    fn walk(
+        &self,
+        axis: Axis,
+        base: &Scenario,
+        pair: [Topology; 2],
+    ) -> Result<Vec<Crossover>, SimulateError> {
+        // The first one's samples a second over the second one's.
+        let lead = |value: f64| -> Result<f64, SimulateError> {
+            let at = axis.put(base, value);
+            let [first, second] = pair.map(|topology| Scenario { topology, ..at.clone() });
+            Ok(self.speed(&first)? / self.speed(&second)?)
+        };
+        let found = |value: Option<f64>, first_leads: bool| {
+            let (from, other) = if first_leads { (pair[0], pair[1]) } else { (pair[1], pair[0]) };
+            let to = if value.is_none() { from } else { other };
+            Crossover { axis, value, from, to, against: other, scenario: base.clone() }
+        };
+        let mut changes = Vec::new();
+        // The last place at which one led clearly.
+        let mut clear: Option<(f64, bool)> = None;
+        for value in axis.places() {
+            let now = lead(value)?;
+            let is_clear = !(1.0 / LEAD_MIN..LEAD_MIN).contains(&now);
+            let leads = now > 1.0;
+            if !is_clear {
+                continue;
+            }
+            if let Some((before, led)) = clear.filter(|&(_, led)| led != leads) {
+                let (mut below, mut above) = (before, value);
+                while let Some(middle) = axis.between(below, above) {
+                    if (lead(middle)? > 1.0) == led {
+                        below = middle;
+                    } else {
+                        above = middle;
+                    }
+                }
+                changes.push(found(Some(above), led));
+            }
+            clear = Some((value, leads));
+        }
+        if changes.is_empty() {
+            changes.extend(clear.map(|(_, leads)| found(None, leads)));
+        }
+        Ok(changes)
+    }
 }
 
 #[cfg(test)]
@@ -207,10 +270,14 @@ mod tests {
         Settings { machine: Machine::without_overheads(), steps: 2, ..Settings::default() }
     }
 
+    fn of(axis: Axis, link: &str, pair: [Topology; 2]) -> Result<Vec<Crossover>, SimulateError> {
+        crossovers(&[axis], &[base(link)], &[pair], &settings(), &|_, _| {})
+    }
+
     #[test]
     fn the_place_at_which_the_lead_changes_is_found() {
         let pair = ["ring", "server"].map(|t| t.parse().unwrap());
-        let found = crossovers(Axis::Latency, &base("1gbit"), pair, &settings()).unwrap();
+        let found = of(Axis::Latency, "1gbit", pair).unwrap();
         // A few latencies beside fourteen: with long ones the server wins at last.
         let [Crossover { value: Some(value), from, to, .. }] = found.as_slice() else {
             panic!("{found:?}")
@@ -229,7 +296,7 @@ mod tests {
     #[test]
     fn where_it_never_changes_the_one_that_leads_is_told() {
         let pair = ["ring", "server"].map(|t| t.parse().unwrap());
-        let found = crossovers(Axis::Bandwidth, &base("200mbit"), pair, &settings()).unwrap();
+        let found = of(Axis::Bandwidth, "200mbit", pair).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].value, found[0].from, found[0].to), (None, pair[0], pair[0]));
         assert_eq!(found[0].to_string(), "ring everywhere");

@@ -3,7 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// The costs of a node's processor, of which only what counts in a step is modelled.
+///
+/// A node has two threads, one that computes and applies and one that speaks QUIC; where cards are
+/// emulated, one more serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Machine {
     /// A full packet's UDP payload in bytes.
     pub mtu: u32,
@@ -13,11 +17,14 @@ pub struct Machine {
     pub packet_ns: f64,
     /// For each byte, likewise: encryption, copies, and adding up.
     pub byte_ns: f64,
-    /// Until a thread that waited for a packet or a timer runs.
+    /// Until a thread that waited runs, for which a core is busy too.
     pub wake_ns: u64,
+    /// Whether cards are emulated: then readers are woken by timers.
+    pub emulated: bool,
     /// For each element of an update, of the node that applies it.
     pub element_ns: f64,
-    /// By how much waiting instead of computing takes longer than asked.
+    /// How late a timer of the system runs out: that of waiting instead of computing, and those of
+    /// emulated cards.
     pub timer_ns: u64,
 }
 
@@ -35,6 +42,7 @@ impl Default for Machine {
             packet_ns: 750.0,
             byte_ns: 0.22,
             wake_ns: 15_000,
+            emulated: false,
             element_ns: 1.0,
             timer_ns: 60_000,
         }
@@ -44,18 +52,14 @@ impl Default for Machine {
 impl Machine {
     /// Nodes of this program that share one machine's cores, with emulated cards before them.
     ///
-    /// Packets are those of the loopback interface. The costs of packets and wake-ups are estimates for a
-    /// machine with two cores, not fitted: the README's table says how far they are off, and
-    /// [`calibrate`](super::calibrate) fits them to cells of another machine.
+    /// Where [`calibrate`](super::calibrate) begins, which fits these costs to measured cells.
     pub fn local(cores: usize) -> Machine {
         Machine {
-            mtu: 6_500,
             cores,
-            packet_ns: 6_000.0,
-            byte_ns: 0.5,
-            wake_ns: 30_000,
-            element_ns: 1.0,
+            emulated: true,
+            packet_ns: 2_000.0,
             timer_ns: 80_000,
+            ..Machine::default()
         }
     }
 
@@ -67,6 +71,7 @@ impl Machine {
             packet_ns: 0.0,
             byte_ns: 0.0,
             wake_ns: 0,
+            emulated: false,
             element_ns: 0.0,
             timer_ns: 0,
         }

@@ -17,9 +17,10 @@
 //! A model is what is left: QUIC, of which there are a packet's size, the turns that connections
 //! take and the time until a loss is noticed, and the processor ([`Machine`]), which is the overhead
 //! `o` of LogP (Culler et al. 1993) for each packet, with the cost per byte of LogGP (Alexandrov et
-//! al. 1995) and a wake-up; that all nodes may have to share a few cores is what a test on one small
-//! machine adds to it. Without a processor and with whole shards in one packet, what comes out is
-//! Hockney's model (1994).
+//! al. 1995), and wake-ups, of which each hand-over between a node's threads is one. A test on one
+//! small machine adds two things: all nodes share a few cores, and the timers of emulated cards run out
+//! late. Without a processor and with whole shards in one packet, what comes out is Hockney's model
+//! (1994).
 //!
 //! # Limits
 //!
@@ -34,6 +35,7 @@ pub mod cell;
 pub mod crossover;
 pub mod machine;
 mod network;
+mod parallel;
 mod record;
 pub mod run;
 pub mod scaling;

@@ -28,6 +28,9 @@ const TURN_PACKETS: usize = 20;
 /// timer's granularity and the longest delay of an acknowledgement.
 const PROBE_DELAY: Duration = Duration::from_millis(6);
 
+/// The least time between an emulated card's two interrupts.
+const MODERATION: Duration = Duration::from_micros(50);
+
 /// What happens to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Happening {
@@ -46,6 +49,15 @@ pub(super) enum What {
     Bytes { from: usize, bytes: usize, tag: Option<u32> },
 }
 
+/// A node's threads, each of which does one thing after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Thread {
+    /// Computes, adds up and applies.
+    Trainer,
+    /// Speaks QUIC.
+    Network,
+}
+
 pub(super) struct Network {
     machine: Machine,
     /// A full packet's stream bytes: whole words.
@@ -57,8 +69,14 @@ pub(super) struct Network {
     nodes: Vec<Node>,
     /// When each shared core is free.
     cores: Vec<Time>,
+    /// When the thread that serves emulated cards has done what it knows of.
+    mover_free_at: Time,
+    /// What all threads have worked.
+    worked: Time,
     events: BinaryHeap<Event>,
     sequence: u64,
+    /// What has happened and is not told yet.
+    untold: VecDeque<Happening>,
 }
 
 struct Node {
@@ -70,8 +88,15 @@ struct Node {
     turns: VecDeque<u32>,
     turn_packets: usize,
     waits_for_room: bool,
-    /// When its thread has done what it knows of.
-    free_at: Time,
+    /// When each [`Thread`] has done what it knows of.
+    free_at: [Time; 2],
+    /// When an emulated card says next that there is something to read: late, so that all that is due
+    /// by then is read together.
+    alarm: Option<Time>,
+    /// When it did last.
+    alarmed: Time,
+    /// Due, and not read yet.
+    unread: Vec<Packet>,
     /// Only one node sends to this one, so that packets arrive in the order in which they leave.
     has_one_source: bool,
     sent: u64,
@@ -108,6 +133,8 @@ enum Kind {
     Timer(u32),
     /// The card takes packets again.
     Room(u32),
+    /// An emulated card's timer runs out.
+    Alarm(u32),
     /// At the receiver's card.
     Arrives(Packet),
     /// Through the receiver's card.
@@ -157,7 +184,10 @@ impl Network {
             turns: VecDeque::new(),
             turn_packets: 0,
             waits_for_room: false,
-            free_at: 0,
+            free_at: [0; 2],
+            alarm: None,
+            alarmed: 0,
+            unread: Vec::new(),
             has_one_source,
             sent: 0,
             received: 0,
@@ -171,8 +201,11 @@ impl Network {
             lossy: link.loss_ppm > 0,
             nodes: peers.into_iter().enumerate().map(node).collect(),
             cores: vec![0; machine.cores],
+            mover_free_at: 0,
+            worked: 0,
             events: BinaryHeap::new(),
             sequence: 0,
+            untold: VecDeque::new(),
         }
     }
 
@@ -201,9 +234,15 @@ impl Network {
         self.leave(node, at, TURN_PACKETS);
     }
 
+    /// As [`flush`](Network::flush), by a trainer, which must hand over to the thread that sends.
+    pub(super) fn hand_over(&mut self, node: usize, at: Time) {
+        let at = self.wake(node, Thread::Network, at, 0);
+        self.flush(node, at);
+    }
+
     /// As [`flush`](Network::flush), where a peer's turn has so many packets.
     fn leave(&mut self, node: usize, at: Time, turn_packets: usize) {
-        let mut now = at.max(self.nodes[node].free_at);
+        let mut now = at.max(self.nodes[node].free_at[Thread::Network as usize]);
         while let Some(&place) = self.nodes[node].turns.front() {
             let sender = &mut self.nodes[node];
             if let Some(until) = sender.card.held_back_until(Duration::from_nanos(now)) {
@@ -238,7 +277,7 @@ impl Network {
                 }
             }
             let cost = self.machine.packets_ns(bytes, bytes.div_ceil(self.payload));
-            now = self.work(node, now, cost);
+            now = self.work(node, Thread::Network, now, cost);
             self.transmit(packet, now);
         }
     }
@@ -246,16 +285,24 @@ impl Network {
     /// The next thing that happens to a node, if any is still to come.
     pub(super) fn next(&mut self) -> Option<Happening> {
         loop {
+            if let Some(happening) = self.untold.pop_front() {
+                return Some(happening);
+            }
             let Event { at, kind, .. } = self.events.pop()?;
             match kind {
                 Kind::Timer(node) => {
                     let node = node as usize;
-                    let at = self.wake(node, at, 0);
+                    let at = self.wake(node, Thread::Trainer, at, 0);
                     return Some(Happening { at, node, what: What::Timer });
                 }
                 Kind::Room(node) => {
                     self.nodes[node as usize].waits_for_room = false;
                     self.leave(node as usize, at, usize::MAX);
+                }
+                Kind::Alarm(node) => {
+                    let at = self.move_packets(at);
+                    self.nodes[node as usize].alarm = None;
+                    self.read(node as usize, at);
                 }
                 Kind::Arrives(packet) => {
                     if let Some(due) = self.take_in(&packet, at) {
@@ -263,8 +310,12 @@ impl Network {
                     }
                 }
                 Kind::Due(packet) => {
-                    if let Some(happening) = self.deliver(packet, at) {
-                        return Some(happening);
+                    let node = packet.to as usize;
+                    self.nodes[node].unread.push(packet);
+                    if self.machine.emulated && !self.nodes[node].is_busy(Thread::Network, at) {
+                        self.set_alarm(node, at);
+                    } else {
+                        self.read(node, at);
                     }
                 }
                 Kind::Resend(packet) => self.transmit(packet, at),
@@ -273,26 +324,69 @@ impl Network {
     }
 
     /// A node's thread is busy for so long from then on; when it is done.
-    pub(super) fn work(&mut self, node: usize, at: Time, cost: Time) -> Time {
-        let node = &mut self.nodes[node];
-        let mut start = at.max(node.free_at);
-        if let Some(core) = self.cores.iter_mut().min() {
-            start = start.max(*core);
-            *core = start + cost;
+    pub(super) fn work(&mut self, node: usize, thread: Thread, at: Time, cost: Time) -> Time {
+        let start = at.max(self.nodes[node].free_at[thread as usize]);
+        let end = self.occupy(start, cost);
+        self.nodes[node].free_at[thread as usize] = end;
+        end
+    }
+
+    /// A core is busy for so long, as soon as there is one; when it is done.
+    fn occupy(&mut self, at: Time, cost: Time) -> Time {
+        let Some(core) = self.cores.iter_mut().min() else { return at + cost };
+        let end = at.max(*core) + cost;
+        *core = end;
+        self.worked += cost;
+        end
+    }
+
+    /// As [`work`](Network::work), where the thread may have to be woken first.
+    pub(super) fn wake(&mut self, node: usize, thread: Thread, at: Time, cost: Time) -> Time {
+        let sleeps = at > self.nodes[node].free_at[thread as usize];
+        self.work(node, thread, at, cost + if sleeps { self.machine.wake_ns } else { 0 })
+    }
+
+    /// An emulated card has something to read from then on, and a timer that runs out late; nor does it
+    /// wake its reader more often than cards do.
+    fn set_alarm(&mut self, node: usize, at: Time) {
+        let card = &mut self.nodes[node];
+        if card.alarm.is_some() {
+            return;
         }
-        node.free_at = start + cost;
-        node.free_at
+        let alarm = (at + self.machine.timer_ns).max(card.alarmed + nanos(MODERATION));
+        card.alarm = Some(alarm);
+        card.alarmed = alarm;
+        self.schedule(alarm, Kind::Alarm(node as u32));
+    }
+
+    /// The one thread that serves all emulated cards does what is due; when it has.
+    fn move_packets(&mut self, at: Time) -> Time {
+        let sleeps = at > self.mover_free_at;
+        let cost = if sleeps { self.machine.wake_ns } else { 0 };
+        self.mover_free_at = self.occupy(at.max(self.mover_free_at), cost);
+        self.mover_free_at
+    }
+
+    /// A node reads what is through its card.
+    fn read(&mut self, node: usize, at: Time) {
+        let mut unread = std::mem::take(&mut self.nodes[node].unread);
+        for packet in unread.drain(..) {
+            self.deliver(packet, at);
+        }
+        // Its room is used again.
+        self.nodes[node].unread = unread;
+    }
+
+    /// The share of the cores' time until then for which they were busy; none if nodes have cores of
+    /// their own.
+    pub(super) fn busy(&self, until: Time) -> Option<f64> {
+        let all = self.cores.len() as f64 * until as f64;
+        (all > 0.0).then(|| self.worked as f64 / all)
     }
 
     /// Bytes that a node has sent and received.
     pub(super) fn traffic(&self, node: usize) -> (u64, u64) {
         (self.nodes[node].sent, self.nodes[node].received)
-    }
-
-    /// As [`work`](Network::work), where the thread may have to be woken first.
-    fn wake(&mut self, node: usize, at: Time, cost: Time) -> Time {
-        let sleeps = at > self.nodes[node].free_at;
-        self.work(node, at, cost + if sleeps { self.machine.wake_ns } else { 0 })
     }
 
     fn transmit(&mut self, packet: Packet, now: Time) {
@@ -325,15 +419,15 @@ impl Network {
         Some(nanos(due))
     }
 
-    /// What a node has when a packet is through its card: nothing yet, if an earlier one was lost.
-    fn deliver(&mut self, packet: Packet, at: Time) -> Option<Happening> {
+    /// A node reads a packet: nothing comes of it yet, if an earlier one was lost.
+    fn deliver(&mut self, packet: Packet, at: Time) {
         let receiver = &mut self.nodes[packet.to as usize];
         let place = receiver.place(packet.from as usize);
         let stream = &mut receiver.streams[place];
         if self.lossy {
             if packet.number != stream.received {
                 stream.early.insert(packet.number, packet);
-                return None;
+                return;
             }
             stream.received = stream.received.wrapping_add(1);
             // What waited for this one is due too.
@@ -345,9 +439,9 @@ impl Network {
         self.nodes[packet.to as usize].received += u64::from(packet.bytes);
         let (node, bytes) = (packet.to as usize, packet.bytes as usize);
         let cost = self.machine.packets_ns(bytes, bytes.div_ceil(self.payload));
-        let at = self.wake(node, at, cost);
+        let at = self.wake(node, Thread::Network, at, cost);
         let what = What::Bytes { from: packet.from as usize, bytes, tag: packet.tag };
-        Some(Happening { at, node, what })
+        self.untold.push_back(Happening { at, node, what });
     }
 
     /// As the card counts them, which adds one frame's headers itself.
@@ -364,6 +458,11 @@ impl Network {
 }
 
 impl Node {
+    /// Whether a thread is awake then, so that it finds what becomes due.
+    fn is_busy(&self, thread: Thread, at: Time) -> bool {
+        self.free_at[thread as usize] >= at
+    }
+
     /// Where a peer's stream is.
     fn place(&self, peer: usize) -> usize {
         match self.peers.as_slice() {

@@ -69,6 +69,8 @@ pub(super) struct Recording {
     /// Samples whose gradients were applied within the window, where that is not a batch each step.
     images: Option<u64>,
     staleness: Vec<u64>,
+    /// Share of the cores that was busy, where nodes share them.
+    pub(super) machine_busy: Option<f64>,
 }
 
 impl Recording {
@@ -82,6 +84,7 @@ impl Recording {
             bytes: Vec::new(),
             images: None,
             staleness: Vec::new(),
+            machine_busy: None,
         }
     }
 
@@ -174,7 +177,7 @@ impl Recording {
             }),
             waited_ms: waited.iter().sum::<f64>() / waited.len().max(1) as f64,
             staleness: is_late.then(|| self.staleness()),
-            machine_busy: None,
+            machine_busy: self.machine_busy,
         }
     }
 

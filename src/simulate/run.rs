@@ -24,7 +24,13 @@ pub struct Settings {
     /// How long a batch takes by real kernels on one worker, if that is known.
     pub kernels: Option<Duration>,
     pub machine: Machine,
+    /// Packets of a cell that are simulated one by one: with more, it has fewer steps, and then
+    /// several packets move as one.
+    pub packets_max: usize,
 }
+
+/// Some seconds' worth.
+const PACKETS_MAX: usize = 6_000_000;
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -35,6 +41,7 @@ impl Default for Settings {
             jitter: 0.0,
             kernels: None,
             machine: Machine::default(),
+            packets_max: PACKETS_MAX,
         }
     }
 }
@@ -58,9 +65,6 @@ pub const NODE_PAIRS_MAX: usize = 1 << 20;
 
 /// Steps before those that count: in the first one nobody has anything to wait for.
 const WARMUP: usize = 2;
-
-/// Packets that are simulated one by one in a cell, before several move as one: some seconds.
-const PACKETS_MAX: f64 = 1.2e7;
 
 /// Simulates a scenario.
 ///
@@ -93,17 +97,18 @@ pub fn simulate(scenario: &Scenario, settings: &Settings) -> Result<Cell, Simula
 impl Settings {
     /// Steps that do not count, and steps that do: fewer where one has very many packets.
     fn steps(&self, scenario: &Scenario) -> (usize, usize) {
-        let packets = self.packets(scenario);
-        let affordable = (PACKETS_MAX / packets) as usize;
+        let affordable = (self.packets_max as f64 / self.packets(scenario)) as usize;
         match self.steps {
             0 => (WARMUP.min(affordable.max(1)), affordable.clamp(1, 20)),
             steps => (WARMUP, steps),
         }
     }
 
-    /// So that one step is affordable.
+    /// So that all steps are affordable, where messages have many packets.
     pub(super) fn packets_at_once(&self, scenario: &Scenario) -> usize {
-        (self.packets(scenario) / PACKETS_MAX).ceil().clamp(1.0, 1e6) as usize
+        let (warmup, steps) = self.steps(scenario);
+        let all = (warmup + steps) as f64 * self.packets(scenario);
+        (all / self.packets_max as f64).ceil().clamp(1.0, 1e6) as usize
     }
 
     /// Of a step, about.

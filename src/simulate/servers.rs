@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::machine::Machine;
-use super::network::{Happening, Network, Time, What};
+use super::network::{Happening, Network, Thread, Time, What};
 use super::record::{Compute, Recording};
 use super::run::Settings;
 use super::scenario::Scenario;
@@ -74,7 +74,9 @@ pub(super) fn run(
         network: Network::new(link, &machine, peers, false, packets, seed),
         machine,
         workers: (0..workers).map(worker).collect(),
-        servers: vec![ParameterServer::new(mode, workers, 0); servers],
+        servers: (0..servers)
+            .map(|server| ParameterServer::new(mode, workers, 0).begin_with(server))
+            .collect(),
         slices: (0..servers)
             .map(|server| star::slice(scenario.elements, servers, server))
             .map(|slice: Range<usize>| slice.len())
@@ -91,7 +93,9 @@ pub(super) fn run(
         star.servers[0].ask(Duration::ZERO, rank, Request::Task);
     }
     star.grant(0, 0);
+    let mut end = 0;
     while let Some(Happening { at, node, what }) = star.network.next() {
+        end = end.max(at);
         match what {
             What::Timer => star.computed(node, at),
             What::Bytes { tag: None, .. } => {}
@@ -99,6 +103,7 @@ pub(super) fn run(
                 let message = star.messages[tag as usize].take();
                 star.free.push(tag);
                 let message = message.expect("a message arrives once");
+                let at = star.network.wake(node, Thread::Trainer, at, 0);
                 if node < workers {
                     star.told(node, at, from - workers, message);
                 } else {
@@ -111,6 +116,7 @@ pub(super) fn run(
         let (sent, received) = star.network.traffic(node);
         star.recording.count_bytes(sent, received);
     }
+    star.recording.machine_busy = star.network.busy(end);
 }
 
 impl Star<'_> {
@@ -139,7 +145,7 @@ impl Star<'_> {
                 worker.task = Some(task);
                 if self.mode != Mode::Sync || task.step == 0 {
                     self.ask_for_slices(rank, &pull);
-                    self.network.flush(rank, at);
+                    self.network.hand_over(rank, at);
                 }
             }
             Message::Slice { version } => {
@@ -158,7 +164,7 @@ impl Star<'_> {
     }
 
     fn ask_for_slices(&mut self, rank: usize, age: &Age) {
-        for server in 1..self.servers.len() {
+        for server in star::in_turn(rank, self.servers.len()).filter(|&server| server > 0) {
             self.send(rank, self.workers.len() + server, Message::Pull(age.clone()));
             self.workers[rank].awaited += 1;
         }
@@ -170,14 +176,14 @@ impl Star<'_> {
         worker.computes = false;
         let task = worker.task.take().expect("it has computed something");
         let version = worker.versions[0];
-        for server in 0..self.servers.len() {
+        for server in star::in_turn(rank, self.servers.len()) {
             let version = self.workers[rank].versions[server];
             self.send(rank, self.workers.len() + server, Message::Push { task, version });
         }
         if self.mode == Mode::Sync {
             self.ask_for_slices(rank, &Age { version: version + 1, clocks: Vec::new() });
         }
-        self.network.flush(rank, at);
+        self.network.hand_over(rank, at);
     }
 
     /// A server hears from a worker.
@@ -215,7 +221,7 @@ impl Star<'_> {
         }
         // Adding up takes about as long as applying.
         let cost = self.machine.update_ns(self.slices[server]);
-        let at = self.network.work(self.workers.len() + server, at, cost);
+        let at = self.network.work(self.workers.len() + server, Thread::Trainer, at, cost);
         if verdict == Verdict::Add {
             return at;
         }
@@ -240,7 +246,7 @@ impl Star<'_> {
             };
             self.send(node, rank, message);
             // Messages are made one after another, while the first are leaving already.
-            self.network.flush(node, at);
+            self.network.hand_over(node, at);
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::calibrate::calibrate;
 use super::cell::{Cell, CellSource};
+use super::machine::Machine;
+use super::parallel;
 use super::run::{Settings, SimulateError, simulate};
 use super::scenario::{Compute, Scenario};
 
@@ -15,6 +18,9 @@ pub struct Comparison {
     pub simulated_ms: f64,
     /// Of the machine that measured: above [`BUSY_MAX`] its processor is what was measured.
     pub machine_busy: Option<f64>,
+    /// The model's constants were fitted to this cell, among others: it says less about the model.
+    #[serde(default)]
+    pub fitted: bool,
 }
 
 impl Comparison {
@@ -39,6 +45,9 @@ pub struct Validation {
     /// Cells that were computed by real kernels, whose time on the scenario's share of this machine
     /// is not known.
     pub skipped: usize,
+    /// What was simulated, by comparison.
+    #[serde(skip)]
+    pub cells: Vec<Cell>,
 }
 
 impl Validation {
@@ -47,33 +56,61 @@ impl Validation {
     /// # Errors
     /// If a scenario cannot be simulated.
     pub fn of(cells: &[Cell], settings: &Settings) -> Result<Validation, SimulateError> {
-        let mut validation = Validation::default();
-        for cell in cells.iter().filter(|cell| cell.source == CellSource::Measured) {
-            if cell.scenario.compute == Compute::Kernels {
-                validation.skipped += 1;
-                continue;
-            }
+        let (kept, skipped) = comparable(cells);
+        let simulated = |cell: &&Cell| {
             let settings = Settings { batch: cell.batch, ..settings.clone() };
-            validation.comparisons.push(Comparison {
-                scenario: cell.scenario.clone(),
-                measured_ms: cell.step.p50,
-                simulated_ms: simulate(&cell.scenario, &settings)?.step.p50,
-                machine_busy: cell.machine_busy,
-            });
-        }
-        Ok(validation)
+            simulate(&cell.scenario, &settings)
+        };
+        let simulated: Result<Vec<Cell>, SimulateError> =
+            parallel::map(&kept, simulated, &|_| {}).into_iter().collect();
+        let cells = simulated?;
+        let compare = |(measured, simulated): (&&Cell, &Cell)| Comparison {
+            scenario: measured.scenario.clone(),
+            measured_ms: measured.step.p50,
+            simulated_ms: simulated.step.p50,
+            machine_busy: measured.machine_busy,
+            fitted: false,
+        };
+        let comparisons = kept.iter().zip(&cells).map(compare).collect();
+        Ok(Validation { comparisons, skipped, cells })
     }
 
-    /// The median of the errors' sizes, of all cells or of those that the link bounds.
-    pub fn median_error(&self, link_bound_only: bool) -> Option<f64> {
+    /// As [`of`](Validation::of), with a machine whose costs are [fitted](calibrate) to every other
+    /// cell; the cells between judge it.
+    ///
+    /// # Errors
+    /// If a scenario cannot be simulated.
+    pub fn fitted(
+        cells: &[Cell],
+        settings: &Settings,
+    ) -> Result<(Machine, Validation), SimulateError> {
+        let (kept, skipped) = comparable(cells);
+        let seen: Vec<Cell> = kept.into_iter().step_by(2).cloned().collect();
+        let machine = calibrate(&seen, settings)?;
+        let settings = Settings { machine, ..settings.clone() };
+        let mut validation = Validation { skipped, ..Validation::of(cells, &settings)? };
+        validation.comparisons.iter_mut().step_by(2).for_each(|one| one.fitted = true);
+        Ok((machine, validation))
+    }
+
+    /// The median of the errors' sizes, of those comparisons that count.
+    pub fn median_error(&self, counts: impl Fn(&Comparison) -> bool) -> Option<f64> {
         let mut errors: Vec<f64> = (self.comparisons.iter())
-            .filter(|comparison| !link_bound_only || comparison.is_link_bound())
+            .filter(|comparison| counts(comparison))
             .map(|comparison| comparison.error().abs())
             .collect();
         errors.sort_by(f64::total_cmp);
         let (lower, upper) = (errors.get(errors.len().saturating_sub(1) / 2), errors.len() / 2);
         Some((lower? + errors.get(upper)?) / 2.0)
     }
+}
+
+/// The measured cells whose computing time is known, and how many others there are.
+fn comparable(cells: &[Cell]) -> (Vec<&Cell>, usize) {
+    let measured = cells.iter().filter(|cell| cell.source == CellSource::Measured);
+    let (kept, left): (Vec<&Cell>, Vec<&Cell>) =
+        measured.partition(|cell| cell.scenario.compute != Compute::Kernels);
+    (kept, left.len())
 }
 
 #[cfg(test)]
@@ -89,14 +126,20 @@ mod tests {
             elements: 10,
             straggler: None,
         };
-        Comparison { scenario, measured_ms, simulated_ms, machine_busy: Some(busy) }
+        Comparison {
+            scenario,
+            measured_ms,
+            simulated_ms,
+            machine_busy: Some(busy),
+            fitted: busy < 0.2,
+        }
     }
 
     #[test]
     fn the_median_is_of_the_errors_sizes() {
         let of = |comparisons: &[Comparison]| Validation {
             comparisons: comparisons.to_vec(),
-            skipped: 0,
+            ..Validation::default()
         };
         let rows = [
             comparison(10.0, 12.0, 0.1),
@@ -105,10 +148,11 @@ mod tests {
             comparison(10.0, 10.0, 0.5),
         ];
         let close = |found: Option<f64>, expected: f64| (found.unwrap() - expected).abs() < 1e-9;
-        assert!(close(of(&rows).median_error(false), 0.15));
-        assert!(close(of(&rows).median_error(true), 0.1));
-        assert!(close(of(&rows[..1]).median_error(false), 0.2));
-        assert_eq!(of(&[]).median_error(false), None);
+        assert!(close(of(&rows).median_error(|_| true), 0.15));
+        assert!(close(of(&rows).median_error(Comparison::is_link_bound), 0.1));
+        assert!(close(of(&rows[..1]).median_error(|_| true), 0.2));
+        assert!(close(of(&rows).median_error(|one| !one.fitted), 0.25));
+        assert_eq!(of(&[]).median_error(|_| true), None);
     }
 
     #[test]
@@ -118,6 +162,6 @@ mod tests {
         assert_eq!(Validation::of(std::slice::from_ref(&cell), &settings).unwrap().comparisons, []);
         let measured = Cell { source: CellSource::Measured, ..cell };
         let validation = Validation::of(&[measured], &settings).unwrap();
-        assert_eq!(validation.median_error(false), Some(0.0));
+        assert_eq!(validation.median_error(|_| true), Some(0.0));
     }
 }

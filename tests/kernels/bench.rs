@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use annulet::gpu::portable::stages::{BufferId, Stage, Submission, TEXTURE_ROW, Tuning, stages};
+use annulet::gpu::portable::buffers::{BufferId, Submission, TEXTURE_ROW};
+use annulet::gpu::portable::stages::{Stage, Tuning, stages};
 use annulet::gpu::shader::{Access, Reads};
 use annulet::gpu::{AdapterChoice, Gpu, Sums};
 use annulet::model::ModelKind;

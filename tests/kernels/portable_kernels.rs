@@ -5,7 +5,9 @@
 
 use annulet::data::dataset::{ImageSet, Normalization};
 use annulet::gpu::AdapterChoice;
-use annulet::gpu::portable::stages::{BufferId, LOGIT_ROWS, Tuning, convolution_weights};
+use annulet::gpu::portable::buffers::{BufferId, LOGIT_ROWS};
+use annulet::gpu::portable::layout::convolution_weights;
+use annulet::gpu::portable::stages::Tuning;
 use annulet::gpu::shader::Reads;
 use annulet::model::layers::{
     CLASSES, CONV1, CONV2, Convolution, Dense, FC1, FC2, FC3, IMAGE_PIXELS, ModelKind,

@@ -12,6 +12,7 @@ use crate::data::sampler::share;
 use crate::net::{NetError, Star, StarEvent, StarOptions};
 use crate::protocol::collective::Reduction;
 use crate::protocol::parameter_server::{Age, Grant, Mode, ParameterServer, Request, Verdict};
+use crate::protocol::pulls::Pulls;
 use crate::protocol::star::{self, Message, Order, PushHeader, ToServer, ToWorker};
 use crate::simulate::{NodeBytes, Scenario};
 
@@ -99,7 +100,7 @@ impl Server<'_> {
         star: Star<Message, Message>,
     ) -> Server<'a> {
         let slice = star::slice(scenario.elements, scenario.servers(), server);
-        let mut decisions = ParameterServer::new(mode, scenario.workers, 0);
+        let mut decisions = ParameterServer::new(mode, scenario.workers, 0).begin_with(server);
         decisions.allow(u64::MAX);
         Server {
             settings,
@@ -264,6 +265,7 @@ impl Server<'_> {
 }
 
 struct Worker {
+    rank: usize,
     star: Star<Message, Message>,
     load: Load,
     /// The slice of each server, and the version of it that is here.
@@ -271,8 +273,7 @@ struct Worker {
     versions: Vec<u64>,
     parameters: Vec<f32>,
     sums: Vec<u32>,
-    /// Slices that were asked for and are not here yet.
-    awaited: usize,
+    pulls: Pulls,
     record: WorkerRecord,
 }
 
@@ -281,6 +282,7 @@ impl Worker {
         debug_assert!(rank < star.workers());
         let servers = scenario.servers();
         Worker {
+            rank,
             star,
             load,
             slices: (0..servers)
@@ -289,7 +291,7 @@ impl Worker {
             versions: vec![0; servers],
             parameters: vec![0.0; scenario.elements],
             sums: vec![0; scenario.elements],
-            awaited: 0,
+            pulls: Pulls::new(servers),
             record: WorkerRecord::default(),
         }
     }
@@ -332,29 +334,28 @@ impl Worker {
     /// The next task, with all parameters in place; none if it is over.
     fn next_order(&mut self) -> Result<Option<Order>, BenchError> {
         let mut order = None;
-        while order.is_none() || self.awaited > 0 {
+        while order.is_none() || !self.pulls.are_here() {
             let (server, message, words) = self.receive()?;
             match message {
                 ToWorker::Slice { version } => {
                     self.put(server, version, &words)?;
-                    self.awaited = self.awaited.checked_sub(1).ok_or_else(|| unexpected(server))?;
+                    self.pulls.arrived().map_err(|_| unexpected(server))?;
                 }
                 ToWorker::Compute(new) => {
                     self.put(server, new.version, &words)?;
-                    if new.own_range || new.task.step == 0 {
-                        self.ask_for_slices(&new.pull)?;
-                    }
+                    self.ask_for_slices(&new.pull)?;
                     order = Some(new);
                 }
                 ToWorker::Finish => return Ok(None),
                 _ => return Err(unexpected(server)),
             }
         }
+        self.pulls.used();
         Ok(order)
     }
 
     fn push(&self, order: &Order, computed: Duration) -> Result<(), BenchError> {
-        for (server, slice) in self.slices.iter().enumerate() {
+        for server in star::in_turn(self.rank, self.slices.len()) {
             let header = PushHeader {
                 task: order.task,
                 bucket: 0,
@@ -362,15 +363,17 @@ impl Worker {
                 scale: Vec::new(),
                 compute_us: u64::try_from(computed.as_micros()).unwrap_or(u64::MAX),
             };
-            self.tell(server, ToServer::Push(header), self.sums[slice.clone()].to_vec())?;
+            self.tell(server, ToServer::Push(header), self.sums[self.slices[server].clone()].to_vec())?;
         }
         Ok(())
     }
 
+    /// Asks for the other servers' slices, unless that was done already.
     fn ask_for_slices(&mut self, age: &Age) -> Result<(), BenchError> {
-        for server in 1..self.slices.len() {
-            self.tell(server, ToServer::Pull(age.clone()), Vec::new())?;
-            self.awaited += 1;
+        if self.pulls.ask() {
+            for server in 1..self.slices.len() {
+                self.tell(server, ToServer::Pull(age.clone()), Vec::new())?;
+            }
         }
         Ok(())
     }

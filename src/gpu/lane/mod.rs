@@ -9,6 +9,7 @@ mod instance;
 pub mod kernels;
 mod layout;
 mod resources;
+mod stage;
 mod start;
 
 use std::ops::Range;
@@ -22,7 +23,8 @@ use self::layout::{
 pub(super) use self::start::FEATURES;
 use self::start::open_devices;
 use super::GpuError;
-use super::device::{AdapterReport, Gpu};
+use super::adapter::AdapterReport;
+use super::device::Gpu;
 use super::engine::{EngineSettings, KernelSet, Sums};
 use super::timing::KernelTimes;
 use crate::model::layers::CLASSES;

@@ -1,9 +1,9 @@
 //! The start: devices opened and kernels compiled side by side, none of them twice.
 //!
 //! lavapipe compiles a kernel when it first runs, in a tenth to half of a second, and keeps the
-//! result in a cache on disk. The data set may be read meanwhile: a single image stands in for it. Whoever compiles a kernel, be it a device of this worker or another
-//! worker of the machine, holds the kernel's lock; the others go on with the next kernel and come
-//! back when the cache has it.
+//! result in a cache on disk. The data set may be read meanwhile: a single image stands in for it.
+//! Whoever compiles a kernel, be it a device of this worker or another worker of the machine, holds
+//! the kernel's lock; the others go on with the next kernel and come back when the cache has it.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

@@ -201,7 +201,32 @@ fn bottlenecks(groups: &[Group]) -> Vec<String> {
     }
     told.truncate(TOLD_MAX);
     let sentence = format!("One server is slower than the ring {}.", told.join(", "));
-    [Some(sentence), bytes].into_iter().flatten().collect()
+    [Some(sentence), bytes, messages_of_both(groups)].into_iter().flatten().collect()
+}
+
+/// Flat in the ring, linear at the server: what a step takes beyond computing, over the link where
+/// that grows most.
+fn messages_of_both(groups: &[Group]) -> Option<String> {
+    let messages = |cell: &Cell| (cell.step.p50 - cell.compute_ms).max(0.0);
+    let ends = groups.iter().filter_map(|group| {
+        let both = beside_the_ring(group, source_shown(group));
+        let (few, many) = (*both.first()?, *both.last()?);
+        let growth = messages(many.1) - messages(few.1);
+        (growth > 0.0).then_some((growth, group, few, many))
+    });
+    let (_, group, few, many) = ends.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(format!(
+        "Over {}{}, messages add {} ms to a step of the ring with {} and {} ms with {}; around one \
+         server {} ms and {} ms.",
+        title(&group.condition, groups),
+        by_simulation(source_shown(group)),
+        short(messages(few.0)),
+        counted(few.0.scenario.workers, "worker"),
+        short(messages(many.0)),
+        count(many.0.scenario.workers),
+        short(messages(few.1)),
+        short(messages(many.1)),
+    ))
 }
 
 /// The ring and one server with as many workers, who are at least 2.
@@ -401,6 +426,22 @@ mod tests {
         assert!(text.contains(expected), "{text}");
         let fine = sentences(&cells[..4]).join("\n");
         assert!(fine.contains("slower than the ring not even with 4 over"), "{fine}");
+    }
+
+    #[test]
+    fn messages_are_flat_in_the_ring_and_linear_at_the_server() {
+        // Of a step 10 ms are computed by 2 workers, and 2.5 ms by 8.
+        let step = |topology, workers, ms: f64| cell(topology, workers, 64e3 / ms);
+        let cells = [
+            step("ring", 2, 20.0),
+            step("server", 2, 30.0),
+            step("ring", 8, 13.5),
+            step("server", 8, 82.5),
+        ];
+        let text = text(&cells);
+        let expected = "Over 200mbit/0ms/0%, messages add 10 ms to a step of the ring with 2 workers \
+                        and 11 ms with 8; around one server 20 ms and 80 ms.";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

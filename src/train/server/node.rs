@@ -85,7 +85,7 @@ impl ServerNode {
             plan,
             server,
             star,
-            decisions: ParameterServer::new(plan.mode, workers, state.step),
+            decisions: ParameterServer::new(plan.mode, workers, state.step).begin_with(server),
             slice: Slice::new(
                 config,
                 samples,

@@ -12,6 +12,7 @@ use crate::net::{Star, StarEvent};
 use crate::numerics::fixed_point::{FixedPoint, Maxima};
 use crate::numerics::schedule::learning_rate;
 use crate::protocol::parameter_server::Age;
+use crate::protocol::pulls::Pulls;
 use crate::protocol::star::{self, Message, Order, PushHeader, ToServer, ToWorker};
 use crate::train::engine::GradientEngine;
 use crate::train::evaluate::evaluate_part;
@@ -42,8 +43,7 @@ pub struct ServedWorker {
     slices: Vec<Range<usize>>,
     versions: Vec<u64>,
     parameters: Vec<f32>,
-    /// Slices that were asked for and are not here yet.
-    awaited: usize,
+    pulls: Pulls,
     /// A vector a bucket, as the engine gives it.
     vectors: Vec<Vec<u32>>,
     timeline: Timeline,
@@ -60,7 +60,7 @@ impl ServedWorker {
             slices: (0..servers).map(|server| star::slice(PARAMETERS, servers, server)).collect(),
             versions: vec![0; servers],
             parameters: vec![0.0; PARAMETERS],
-            awaited: 0,
+            pulls: Pulls::new(servers),
             vectors: BUCKETS.iter().map(|bucket| vec![0; bucket.words()]).collect(),
             timeline: Timeline::default(),
             step: 0,
@@ -133,22 +133,23 @@ impl ServedWorker {
 
     /// Waits until the other servers' slices are here, as new as this.
     fn pull(&mut self, age: &Age) -> Result<(), TrainError> {
-        if self.awaited == 0 {
-            self.ask_for_slices(age)?;
-        }
-        while self.awaited > 0 {
+        self.ask_for_slices(age)?;
+        while !self.pulls.are_here() {
             let (server, message, words) = self.receive()?;
             if !self.take_slice(server, &message, &words)? {
                 return Err(net(unexpected(server)));
             }
         }
+        self.pulls.used();
         Ok(())
     }
 
+    /// Asks for the other servers' slices, unless that was done already.
     fn ask_for_slices(&mut self, age: &Age) -> Result<(), TrainError> {
-        for server in 1..self.slices.len() {
-            self.tell(server, ToServer::Pull(age.clone()), Vec::new())?;
-            self.awaited += 1;
+        if self.pulls.ask() {
+            for server in 1..self.slices.len() {
+                self.tell(server, ToServer::Pull(age.clone()), Vec::new())?;
+            }
         }
         Ok(())
     }
@@ -162,7 +163,7 @@ impl ServedWorker {
     ) -> Result<bool, TrainError> {
         let &ToWorker::Slice { version } = message else { return Ok(false) };
         self.put(server, version, words)?;
-        self.awaited = self.awaited.checked_sub(1).ok_or_else(|| net(unexpected(server)))?;
+        self.pulls.arrived().map_err(|_| net(unexpected(server)))?;
         Ok(true)
     }
 
@@ -232,7 +233,8 @@ impl ServedWorker {
         scale: &Maxima,
         began: Instant,
     ) -> Result<(), TrainError> {
-        for (server, slice) in self.slices.iter().enumerate() {
+        for server in star::in_turn(order.task.share as usize, self.slices.len()) {
+            let slice = &self.slices[server];
             let words = cut(self.config.wire, slice, &BUCKETS[bucket], &self.vectors[bucket]);
             let header = PushHeader {
                 task: order.task,

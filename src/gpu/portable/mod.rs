@@ -1,22 +1,27 @@
 //! The portable kernel set: looped, tiled shaders within WebGPU's default limits.
 //!
-//! `shaders/README.md` tells how the kernels divide the work; [`mod@stages`] lists them.
+//! `shaders/README.md` tells how the kernels divide the work; [`mod@stages`] lists them, [`buffers`]
+//! what lies between them, and [`layout`] where in it weights and sums are.
 
+pub mod buffers;
+pub mod layout;
+mod readback;
+mod resources;
 pub mod stages;
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytemuck::Zeroable;
 
-use self::stages::{
-    BufferId, DENSE_STAGES, FORWARD_STAGES, Grid, LOGIT_ROWS, Stage, Submission, TEXTURE_ROW,
-    TILES_PER_SUBMISSION_MAX, Tuning, bucket_words, convolution_weights, stages,
-};
+use self::buffers::{BufferId, LOGIT_ROWS, Submission, TEXTURE_ROW, TILES_PER_SUBMISSION_MAX};
+use self::layout::{bucket_words, convolution_weights};
+use self::readback::Readback;
+use self::resources::{buffer, extent, texture};
+use self::stages::{DENSE_STAGES, FORWARD_STAGES, Grid, Stage, Tuning, stages};
 use super::GpuError;
-use super::device::{AdapterKind, AdapterReport, Gpu};
+use super::adapter::{AdapterKind, AdapterReport};
+use super::device::Gpu;
 use super::engine::{EngineSettings, KernelSet, Sums};
 use super::shader::{Access, Reads};
 use super::timing::{KernelTimes, Stopwatch};
@@ -108,31 +113,11 @@ impl PortableSet {
         Ok(set)
     }
 
-    /// A buffer for the present number of quads, and its texture if a kernel reads one.
+    /// A buffer for the present number of tiles, and its texture if a kernel reads one.
     fn create(&self, id: BufferId) -> (wgpu::Buffer, Option<wgpu::Texture>) {
-        let usage = match id {
-            BufferId::ConvolutionWeights => wgpu::BufferUsages::UNIFORM,
-            _ => wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
-        };
-        let buffer = self.gpu.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: 4 * id.words(self.model, self.images, self.tiles).max(1) as u64,
-            usage: usage | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
-        let texture = self.is_read_as_texture(id).then(|| {
-            self.gpu.device.create_texture(&wgpu::TextureDescriptor {
-                label: None,
-                size: texture_size(id, self.tiles),
-                mip_level_count: 1,
-                sample_count: 1,
-                dimension: wgpu::TextureDimension::D2,
-                format: wgpu::TextureFormat::Rgba32Float,
-                usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::COPY_DST,
-                view_formats: &[],
-            })
-        });
-        (buffer, texture)
+        let words = id.words(self.model, self.images, self.tiles);
+        let texture = self.is_read_as_texture(id).then(|| texture(&self.gpu, id, self.tiles));
+        (buffer(&self.gpu, id, words), texture)
     }
 
     fn is_read_as_texture(&self, id: BufferId) -> bool {
@@ -483,19 +468,6 @@ fn tiles_for(samples: usize) -> usize {
     samples.div_ceil(TILE_SAMPLES).clamp(1, TILES_PER_SUBMISSION_MAX)
 }
 
-/// An odd height, 3 or more: Mesa compiles a shader anew for a texture that differs from the last
-/// in whether its sides are powers of two.
-fn texture_size(id: BufferId, tiles: usize) -> wgpu::Extent3d {
-    let extent = extent(id, tiles);
-    wgpu::Extent3d { height: extent.height.max(2) | 1, ..extent }
-}
-
-/// The part of a buffer's texture that `tiles` tiles fill.
-fn extent(id: BufferId, tiles: usize) -> wgpu::Extent3d {
-    let rows = id.texture_rows(tiles).expect("only buffers of vec4 are read as textures");
-    wgpu::Extent3d { width: TEXTURE_ROW as u32, height: rows as u32, depth_or_array_layers: 1 }
-}
-
 fn check_dataset_size(gpu: &Gpu, dataset: &Dataset, images: usize) -> Result<(), GpuError> {
     let limits = gpu.report().limits;
     let available = limits.storage_binding_bytes.min(limits.buffer_bytes);
@@ -510,77 +482,4 @@ fn check_dataset_size(gpu: &Gpu, dataset: &Dataset, images: usize) -> Result<(),
         available,
         samples: room.saturating_sub(dataset.test.labels.len() as u64),
     })
-}
-
-/// A buffer that the host reads, reused from step to step.
-struct Readback {
-    buffer: wgpu::Buffer,
-    state: ReadbackState,
-    /// Set by the map's callback if the map failed.
-    failed: Arc<AtomicBool>,
-}
-
-enum ReadbackState {
-    Idle,
-    Requested(wgpu::SubmissionIndex),
-    Mapped,
-}
-
-impl Readback {
-    fn new(gpu: &Gpu, words: usize) -> Readback {
-        Readback {
-            buffer: gpu.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("readback"),
-                size: 4 * words as u64,
-                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            }),
-            state: ReadbackState::Idle,
-            failed: Arc::default(),
-        }
-    }
-
-    /// Copies `source` from the given word on, as far as there is room and content.
-    fn encode(&self, encoder: &mut wgpu::CommandEncoder, source: &wgpu::Buffer, first: usize) {
-        let first = 4 * first as u64;
-        let size = self.buffer.size().min(source.size() - first);
-        encoder.copy_buffer_to_buffer(source, first, &self.buffer, 0, size);
-    }
-
-    /// Asks for the map of what `submission` writes.
-    fn request(&mut self, submission: wgpu::SubmissionIndex) {
-        let failed = self.failed.clone();
-        failed.store(false, Ordering::Relaxed);
-        self.buffer.map_async(wgpu::MapMode::Read, .., move |result| {
-            failed.store(result.is_err(), Ordering::Relaxed);
-        });
-        self.state = ReadbackState::Requested(submission);
-    }
-
-    /// Waits for the map if need be, then shows a range of words as bytes.
-    fn read(
-        &mut self,
-        gpu: &Gpu,
-        words: Range<usize>,
-        show: impl FnOnce(&[u8]),
-    ) -> Result<(), GpuError> {
-        if let ReadbackState::Requested(submission) = &self.state {
-            gpu.wait(Some(submission.clone()))?;
-            if self.failed.load(Ordering::Relaxed) {
-                return Err(gpu.refused("a result could not be mapped"));
-            }
-            self.state = ReadbackState::Mapped;
-        }
-        let view = self.buffer.get_mapped_range(..).map_err(|error| gpu.refused(error))?;
-        show(&view[4 * words.start..4 * words.end]);
-        Ok(())
-    }
-
-    /// Gives the buffer back to the GPU.
-    fn release(&mut self) {
-        if !matches!(self.state, ReadbackState::Idle) {
-            self.buffer.unmap();
-            self.state = ReadbackState::Idle;
-        }
-    }
 }
