@@ -26,7 +26,7 @@ use super::scenario_flags::{ScenarioFlags, SweepDefaults};
 #[derive(Debug, Args)]
 #[command(after_help = "What is swept unless it is named: 1, 2, 3, 4, 8 and 16 workers; ring, \
 halving-doubling, server, server*4, server*workers, async, staleness=3 and backup=1; links of lan-1g, \
-200mbit and 200mbit/5ms: some five minutes on two cores. Every worker and server is a thread of this process, with an endpoint and an \
+200mbit and 200mbit/5ms: some four minutes on two cores. Every worker and server is a thread of this process, with an endpoint and an \
 emulated card of its own.")]
 pub struct TopologyArguments {
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub struct TopologyArguments {
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is swept where nothing is said: a link on which messages cost little, one on which bytes cost
-/// much, and one on which rounds do too; some five minutes on two cores.
+/// much, and one on which rounds do too; some four minutes on two cores.
 const DEFAULTS: SweepDefaults = SweepDefaults {
     workers: &[1, 2, 3, 4, 8, 16],
     topologies: &[

@@ -142,7 +142,12 @@ pub fn run(arguments: SimulateArguments) -> Result<(), CommandError> {
         let cell = simulate(scenario, &settings).map_err(usage)?;
         if told.elapsed() >= NOTE_INTERVAL {
             told = Instant::now();
-            note(&format!("cell {}/{}: {:.2} ms a step", index + 1, scenarios.len(), cell.step.p50));
+            note(&format!(
+                "cell {}/{}: {:.2} ms a step",
+                index + 1,
+                scenarios.len(),
+                cell.step.p50
+            ));
         }
         cells.push(cell);
     }

@@ -47,7 +47,7 @@ tbody th{font-weight:400;white-space:nowrap}
 ";
 
 /// Sentences that are told first, in one paragraph.
-const LEADING: usize = 3;
+const LEADING: usize = 4;
 
 /// The whole page. It refers to nothing outside itself and has no scripts.
 pub fn page(sources: &Sources) -> String {

@@ -101,11 +101,15 @@ fn compute_name(compute: Compute) -> String {
     }
 }
 
-/// The preset's name, or the figures.
+/// The preset's name, or the figures without those at the end that are 0.
 pub fn link_name(link: &LinkProfile) -> String {
     match PRESETS.iter().find(|(_, preset)| preset == link) {
         Some((name, _)) => (*name).to_owned(),
-        None => link.to_string(),
+        None => {
+            let text = link.to_string();
+            let text = text.strip_suffix("/0%").unwrap_or(&text);
+            text.strip_suffix("/0ms").unwrap_or(text).to_owned()
+        }
     }
 }
 

@@ -77,8 +77,7 @@ fn timer_ns(cells: &[Cell]) -> Option<u64> {
     };
     // On a busy machine one waits for a core, too.
     let quiet = |cell: &&Cell| cell.machine_busy.is_none_or(|busy| busy <= BUSY_MAX);
-    let measured =
-        cells.iter().filter(|cell| cell.source == CellSource::Measured).filter(quiet);
+    let measured = cells.iter().filter(|cell| cell.source == CellSource::Measured).filter(quiet);
     let mut all: Vec<f64> = measured.filter_map(longer).collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).map(|&ns| ns as u64)

@@ -166,7 +166,8 @@ pub fn crossovers(
             walks.extend(pairs.iter().map(|&pair| (base, axis, pair)));
             for value in axis.places() {
                 let at = axis.put(base, value);
-                cells.extend(topologies.iter().map(|&topology| Scenario { topology, ..at.clone() }));
+                cells
+                    .extend(topologies.iter().map(|&topology| Scenario { topology, ..at.clone() }));
             }
         }
     }

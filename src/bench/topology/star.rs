@@ -363,7 +363,11 @@ impl Worker {
                 scale: Vec::new(),
                 compute_us: u64::try_from(computed.as_micros()).unwrap_or(u64::MAX),
             };
-            self.tell(server, ToServer::Push(header), self.sums[self.slices[server].clone()].to_vec())?;
+            self.tell(
+                server,
+                ToServer::Push(header),
+                self.sums[self.slices[server].clone()].to_vec(),
+            )?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! of the page does not show.
 
 mod runs;
+mod server;
 mod sweep;
 
 use super::numbers;

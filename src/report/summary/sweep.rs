@@ -4,25 +4,27 @@
 use crate::protocol::exchange::Strategy;
 use crate::protocol::parameter_server::Mode;
 use crate::report::charts::scaling::source_shown;
-use crate::report::numbers::{bytes, count, percent, short};
+use crate::report::numbers::{percent, short};
 use crate::report::sweep::{Condition, Group, groups, median_error, pairs, title};
 use crate::simulate::cell::{Cell, CellSource};
 use crate::simulate::scenario::{ServerCount, Topology};
 
 use super::counted;
+use super::server::{bottlenecks, messages_of_both};
 
 /// Less than this share apart, two cells are called equal: medians of short measurements on one
 /// machine come out a few percent apart when they are repeated.
-const EQUAL_WITHIN: f64 = 0.05;
+pub(super) const EQUAL_WITHIN: f64 = 0.05;
 
 /// Busier than this share, a machine has no core left for whoever is about to go on.
 const BUSY: f64 = 0.9;
 
 /// Conditions and losses that are told in words; the table has them all.
-const TOLD_MAX: usize = 4;
+pub(super) const TOLD_MAX: usize = 4;
 
-const RING: Topology = Topology::AllReduce(Strategy::Ring);
-const ONE_SERVER: Topology = Topology::Servers { mode: Mode::Sync, servers: ServerCount::Fixed(1) };
+pub(super) const RING: Topology = Topology::AllReduce(Strategy::Ring);
+pub(super) const ONE_SERVER: Topology =
+    Topology::Servers { mode: Mode::Sync, servers: ServerCount::Fixed(1) };
 
 pub fn sentences(cells: &[Cell]) -> Vec<String> {
     if cells.is_empty() {
@@ -32,8 +34,15 @@ pub fn sentences(cells: &[Cell]) -> Vec<String> {
     let mut winners = winners(&groups).into_iter();
     let mut sentences: Vec<String> = winners.next().into_iter().collect();
     type About = fn(&[Group]) -> Vec<String>;
-    let all: [About; 6] =
-        [ring_losses, three_workers, synthetic, bottlenecks, asynchrony, busy_machine];
+    let all: [About; 7] = [
+        messages_of_both,
+        ring_losses,
+        three_workers,
+        synthetic,
+        bottlenecks,
+        asynchrony,
+        busy_machine,
+    ];
     sentences.extend(all.iter().flat_map(|about| about(&groups)));
     sentences.extend(winners);
     sentences.extend(agreement(cells));
@@ -41,7 +50,7 @@ pub fn sentences(cells: &[Cell]) -> Vec<String> {
 }
 
 /// Beside a figure that was not measured.
-fn by_simulation(source: CellSource) -> &'static str {
+pub(super) fn by_simulation(source: CellSource) -> &'static str {
     match source {
         CellSource::Measured => "",
         CellSource::Simulated => ", by simulation",
@@ -173,95 +182,6 @@ fn is_rival(topology: Topology) -> bool {
     }
 }
 
-/// From how many workers on one server is slower than the ring, and what goes through it.
-fn bottlenecks(groups: &[Group]) -> Vec<String> {
-    let (mut told, mut bytes) = (Vec::new(), None);
-    for group in groups {
-        let source = source_shown(group);
-        let both = beside_the_ring(group, source);
-        let Some((many, _)) = both.last() else { continue };
-        bytes = bytes.or_else(|| bytes_of_both(&both));
-        // From there on it stays so.
-        let behind = |(ring, server): &(&Cell, &Cell)| {
-            ring.images_per_s / server.images_per_s > 1.0 + EQUAL_WITHIN
-        };
-        let until = both.iter().rposition(|pair| !behind(pair)).map_or(0, |index| index + 1);
-        let condition = title(&group.condition, groups);
-        told.push(match both.get(until) {
-            Some((ring, _)) => {
-                format!("from {} on over {condition}", counted(ring.scenario.workers, "worker"))
-            }
-            None => {
-                format!("not even with {} over {condition}", count(many.scenario.workers))
-            }
-        });
-    }
-    if told.is_empty() {
-        return Vec::new();
-    }
-    told.truncate(TOLD_MAX);
-    let sentence = format!("One server is slower than the ring {}.", told.join(", "));
-    [Some(sentence), bytes, messages_of_both(groups)].into_iter().flatten().collect()
-}
-
-/// Flat in the ring, linear at the server: what a step takes beyond computing, over the link where
-/// that grows most.
-fn messages_of_both(groups: &[Group]) -> Option<String> {
-    let messages = |cell: &Cell| (cell.step.p50 - cell.compute_ms).max(0.0);
-    let ends = groups.iter().filter_map(|group| {
-        let both = beside_the_ring(group, source_shown(group));
-        let (few, many) = (*both.first()?, *both.last()?);
-        let growth = messages(many.1) - messages(few.1);
-        (growth > 0.0).then_some((growth, group, few, many))
-    });
-    let (_, group, few, many) = ends.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    Some(format!(
-        "Over {}{}, messages add {} ms to a step of the ring with {} and {} ms with {}; around one \
-         server {} ms and {} ms.",
-        title(&group.condition, groups),
-        by_simulation(source_shown(group)),
-        short(messages(few.0)),
-        counted(few.0.scenario.workers, "worker"),
-        short(messages(many.0)),
-        count(many.0.scenario.workers),
-        short(messages(few.1)),
-        short(messages(many.1)),
-    ))
-}
-
-/// The ring and one server with as many workers, who are at least 2.
-fn beside_the_ring(group: &Group, source: CellSource) -> Vec<(&Cell, &Cell)> {
-    let ring = group.series(RING, source);
-    let servers = group.series(ONE_SERVER, source).into_iter();
-    let beside = |server: &Cell| {
-        let same = |ring: &&&Cell| ring.scenario.workers == server.scenario.workers;
-        ring.iter().find(same).copied()
-    };
-    servers
-        .filter(|server| server.scenario.workers > 1)
-        .filter_map(|server| Some((beside(server)?, server)))
-        .collect()
-}
-
-/// Flat in the ring, linear at the server: the figures for the fewest and for the most workers.
-fn bytes_of_both(both: &[(&Cell, &Cell)]) -> Option<String> {
-    let ((few, few_served), (many, many_served)) = (both.first()?, both.last()?);
-    if few.scenario.workers == many.scenario.workers {
-        return None;
-    }
-    let through = |cell: &Cell| bytes(cell.busiest_node.sent + cell.busiest_node.received);
-    Some(format!(
-        "With {} {} go through the server in a step and {} through a worker of the ring; with {} it \
-         is {} and {}.",
-        counted(few.scenario.workers, "worker"),
-        through(few_served),
-        through(few),
-        count(many.scenario.workers),
-        through(many_served),
-        through(many),
-    ))
-}
-
 /// The book's question: three workers, about three times faster.
 fn three_workers(groups: &[Group]) -> Vec<String> {
     let told: Vec<String> = (groups.iter())
@@ -376,7 +296,7 @@ mod tests {
         let cells =
             [cell("ring", 8, 6_000.0), cell("server", 8, 2_000.0), cell("auto", 8, 3_000.0)];
         let text = text(&cells);
-        let expected = "With 8 workers, ring is fastest over 200mbit/0ms/0%: 6,000 images/s, 2 \
+        let expected = "With 8 workers, ring is fastest over 200mbit: 6,000 images/s, 2 \
                         times auto and 3 times one server.";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("synthetic compute"), "{text}");
@@ -402,7 +322,7 @@ mod tests {
             cell("async", 16, 400.0),
         ];
         let text = text(&cells);
-        let expected = "The ring loses in 1 of 2 comparisons: over 200mbit/0ms/0% with 16 workers, \
+        let expected = "The ring loses in 1 of 2 comparisons: over 200mbit with 16 workers, \
                         where halving-doubling makes 1.5 times its images/s.";
         assert!(text.contains(expected), "{text}");
     }
@@ -421,7 +341,7 @@ mod tests {
         cells[5].busiest_node.received = 1e6;
         let text = text(&cells);
         let expected = "One server is slower than the ring from 8 workers on over \
-                        200mbit/0ms/0%.\nWith 2 workers 500 kB go through the server in a step \
+                        200mbit.\nWith 2 workers 500 kB go through the server in a step \
                         and 500 kB through a worker of the ring; with 8 it is 2 MB and 500 kB.";
         assert!(text.contains(expected), "{text}");
         let fine = sentences(&cells[..4]).join("\n");
@@ -439,7 +359,7 @@ mod tests {
             step("server", 8, 82.5),
         ];
         let text = text(&cells);
-        let expected = "Over 200mbit/0ms/0%, messages add 10 ms to a step of the ring with 2 workers \
+        let expected = "Over 200mbit, messages add 10 ms to a step of the ring with 2 workers \
                         and 11 ms with 8; around one server 20 ms and 80 ms.";
         assert!(text.contains(expected), "{text}");
     }
@@ -448,7 +368,7 @@ mod tests {
     fn three_workers_stand_beside_the_book() {
         let cells = [cell("ring", 1, 3_200.0), cell("ring", 3, 6_400.0)];
         let text = text(&cells);
-        let expected = "“roughly triple”, are 2 times as fast as one by ring over 200mbit/0ms/0% (3 \
+        let expected = "“roughly triple”, are 2 times as fast as one by ring over 200mbit (3 \
                         times ignoring message-passing costs).";
         assert!(text.contains(expected), "{text}");
     }
