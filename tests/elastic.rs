@@ -33,9 +33,14 @@ fn long_sha256() -> &'static str {
 }
 
 fn sha256_after(steps: &str) -> String {
+    sha256_of(&["--kernels", "reference", "--steps", steps])
+}
+
+/// The result of a run by a single worker.
+fn sha256_of(arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let fixed = ["--dataset", "synthetic", "--kernels", "reference", "--steps", steps];
-    let run = train(&folder.path().join("run"), &[&fixed, RUN].concat());
+    let fixed = ["--dataset", "synthetic"];
+    let run = train(&folder.path().join("run"), &[&fixed, RUN, arguments].concat());
     params_sha256(&run).to_owned()
 }
 

@@ -164,6 +164,29 @@ fn another_one_may_be_killed() {
     assert_eq!(changes(&run).0, ["left"]);
 }
 
+/// Nobody tells that a process was killed, and its port just falls silent, as with a machine that
+/// lost its power. The others miss it after the failure timeout, which is the default of 3 s here.
+#[test]
+#[ignore = "takes a minute, and prints how long rings stand still"]
+fn rings_stand_still_for_the_failure_timeout() {
+    let mut ms: Vec<f64> = [0, 1, 2, 0, 1, 2]
+        .into_iter()
+        .map(|victim| {
+            let mut group = Group::start(3, &SLOW);
+            group.signal(victim, "KILL");
+            let others: Vec<usize> = (0..3).filter(|&worker| worker != victim).collect();
+            let run = group.finish(&others);
+            let (kinds, why) = changes(&run);
+            assert_eq!(kinds, ["left"]);
+            assert!(why.contains("nothing came from it"), "{why}");
+            run["views"].as_array().unwrap().last().unwrap()["stood_still_ms"].as_f64().unwrap()
+        })
+        .collect();
+    ms.sort_by(f64::total_cmp);
+    let (median, worst) = (ms[ms.len() / 2], ms[ms.len() - 1]);
+    println!("stood still {median:.0} ms, worst {worst:.0} ms, in {} runs", ms.len());
+}
+
 #[test]
 fn of_two_only_rank_0_goes_on_alone() {
     let mut group = Group::start(2, &SLOW);

@@ -168,8 +168,9 @@ impl MemberThread {
     }
 
     /// Asks to be let in anew, where the others have gone on without this worker. Without a quorum
-    /// they may have: it may have stood still, or a cable may be mended. Then it asks once, for as
-    /// long as anybody may be silent.
+    /// they may have: it may have stood still itself, which from within looks as if all others had
+    /// fallen silent, or a cable may be mended. Then it asks once, for as long as anybody may be
+    /// silent, and ends so much later.
     fn come_again(&mut self, ending: &Ending) -> bool {
         let by_launcher = self.settings.acceptors == Acceptors::Launcher;
         let (ids, settings): (Vec<MemberId>, _) = match (ending, self.membership.view()) {

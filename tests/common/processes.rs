@@ -21,12 +21,15 @@ impl Drop for Launcher {
     }
 }
 
-/// Starts `annulet train` with the reference kernels on the synthetic digits, and waits until it has
-/// made some steps.
+/// Starts `annulet train` on the synthetic digits, with the reference kernels unless it only waits
+/// (`--compute`), and waits until it has made some steps.
 pub fn start(out: &Path, mark: &str, arguments: &[&str]) -> Launcher {
+    let waits = arguments.contains(&"--compute");
+    let kernels: &[&str] = if waits { &[] } else { &["--kernels", "reference"] };
     let child = super::annulet()
         .env(MARK, mark)
-        .args(["train", "--dataset", "synthetic", "--kernels", "reference"])
+        .args(["train", "--dataset", "synthetic"])
+        .args(kernels)
         .args(arguments)
         .arg("--out")
         .arg(out)

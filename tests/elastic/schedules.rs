@@ -14,14 +14,21 @@ use crate::common::params_sha256;
 use crate::common::processes::{
     Launcher, exit_code, logged_steps, signal, stderr_of, wait_for, workers,
 };
-use crate::{RUN, run_json, sha256_after};
+use crate::{RUN, run_json, sha256_after, sha256_of};
 
 const STEPS: &str = "200";
 
 /// Lines of `metrics.jsonl` up to which something happens: 160 of the 200 steps.
 const LINES_MAX: usize = 32;
 
-const SIDE_BY_SIDE: usize = 2;
+/// Most of a schedule is waited for, so that several of them share a machine well.
+const SIDE_BY_SIDE: usize = 3;
+
+/// Every so many-th schedule computes. The steps of the others are waited for without using the CPU:
+/// their sums are those of the step's samples all the same, and their result that of every step
+/// applied once.
+const COMPUTES_EVERY: u64 = 5;
+const WAITS: [&str; 2] = ["--compute", "40ms"];
 
 /// What a worker that only stands still is given, in seconds. Deaths are told by the launcher, so
 /// where nobody stands still a busy machine is given more.
@@ -41,9 +48,8 @@ fn random_schedules() {
 }
 
 fn run(first: u64, count: u64) {
-    let quiet = sha256_after(STEPS);
+    let quiet = [sha256_after(STEPS), sha256_of(&[&WAITS[..], &["--steps", STEPS]].concat())];
     let (next, all) = (AtomicU64::new(first), Mutex::new(Vec::new()));
-    // A schedule waits about as long as it computes, so two of them share a machine well.
     std::thread::scope(|scope| {
         for _ in 0..SIDE_BY_SIDE {
             scope.spawn(|| {
@@ -127,7 +133,11 @@ impl Schedule {
         (self.random >> 33) as usize % bound
     }
 
-    fn run(&mut self, quiet: &str) -> Outcome {
+    /// Runs it to its end, which must be that of the quiet run that computes, or that waits.
+    fn run(&mut self, [computed, waited]: &[String; 2]) -> Outcome {
+        let computes = self.seed.is_multiple_of(COMPUTES_EVERY);
+        let (quiet, compute): (_, &[&str]) =
+            if computes { (computed, &[]) } else { (waited, &WAITS) };
         let folder = tempfile::tempdir().unwrap();
         let (out, mark) = (folder.path().join("run"), format!("schedule-{}", self.seed));
         let mut outcome = Outcome { workers: 2 + self.below(3), ..Outcome::default() };
@@ -136,7 +146,7 @@ impl Schedule {
         let timeout = if stops { FAILURE_TIMEOUT } else { PATIENT };
         let arguments = ["--workers", &size, "--steps", STEPS, "--restart", &restarts];
         let more = ["--failure-timeout", timeout];
-        let arguments = [&arguments, RUN, &more].concat();
+        let arguments = [&arguments, RUN, &more, compute].concat();
         let mut launcher = crate::common::processes::start(&out, &mark, &arguments);
         // One of the first is spared: those that come may not be there yet.
         let spared = workers(&mark)[self.below(outcome.workers)];
