@@ -8,7 +8,6 @@
 use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc as blocking;
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
@@ -100,7 +99,7 @@ pub struct GroupHandle {
     strategy: Strategy,
     /// `None` once closed.
     commands: Option<mpsc::Sender<Command>>,
-    events: blocking::Receiver<Result<Event, NetError>>,
+    events: mpsc::Receiver<Result<Event, NetError>>,
     in_flight: usize,
     /// The first failure's text, told again to whoever goes on calling.
     failure: Option<String>,
@@ -190,7 +189,7 @@ impl GroupHandle {
         assert!(rank < world_size, "rank {rank} in a world of {world_size}");
         // Both channels hold all that may be under way and the last word, so neither side waits.
         let (commands, commands_receiver) = mpsc::channel(IN_FLIGHT_MAX + 1);
-        let (events_sender, events) = blocking::sync_channel(IN_FLIGHT_MAX + 2);
+        let (events_sender, events) = mpsc::channel(IN_FLIGHT_MAX + 2);
         let traffic = Arc::new(Counters::default());
         let trainer = Trainer {
             commands: commands_receiver,
@@ -301,10 +300,10 @@ impl GroupHandle {
             return Err(self.failed());
         }
         loop {
-            match self.events.recv() {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(error),
-                Err(blocking::RecvError) => return self.join_thread(),
+            match self.events.blocking_recv() {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error),
+                None => return self.join_thread(),
             }
         }
     }
@@ -323,13 +322,13 @@ impl GroupHandle {
         if let Some(failure) = &self.failure {
             return Err(NetError::Stopped(failure.clone()));
         }
-        match self.events.recv() {
-            Ok(Ok(event)) => Ok(event),
-            Ok(Err(error)) => {
+        match self.events.blocking_recv() {
+            Some(Ok(event)) => Ok(event),
+            Some(Err(error)) => {
                 self.failure = Some(error.to_string());
                 Err(error)
             }
-            Err(blocking::RecvError) => Err(NetError::Stopped(GONE.to_owned())),
+            None => Err(NetError::Stopped(GONE.to_owned())),
         }
     }
 
@@ -347,7 +346,7 @@ impl GroupHandle {
     fn join_thread(&mut self) -> Result<(), NetError> {
         self.commands = None;
         // At a station there is no thread to wait for: its end of the channel is gone at the end.
-        while self.events.recv().is_ok() {}
+        while self.events.blocking_recv().is_some() {}
         match self.thread.take().map(thread::JoinHandle::join) {
             Some(Err(_)) => Err(NetError::Stopped(GONE.to_owned())),
             Some(Ok(())) | None => Ok(()),
@@ -367,7 +366,7 @@ impl Drop for GroupHandle {
 /// The thread's end of what connects it with the trainer's handle.
 struct Trainer {
     commands: mpsc::Receiver<Command>,
-    events: blocking::SyncSender<Result<Event, NetError>>,
+    events: mpsc::Sender<Result<Event, NetError>>,
     traffic: Arc<Counters>,
 }
 

@@ -3,13 +3,14 @@
 //! The settings' defaults are what won on loopback and on shaped links of 200 Mbit/s and
 //! 1 Gbit/s; each field says what its value is good for.
 
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig};
-use quinn::{ClientConfig, Runtime, ServerConfig, VarInt};
+use quinn::{AsyncUdpSocket, ClientConfig, ServerConfig, VarInt};
 
 use serde::{Deserialize, Serialize};
 
@@ -172,20 +173,17 @@ impl Endpoint {
         // An emulated link has the packets of a real one, wherever it leads.
         let loopback = if link.is_some() { elsewhere.clone() } else { loopback };
         let server = ServerConfig::clone(&elsewhere.server);
-        let runtime = Arc::new(quinn::TokioRuntime);
-        let quinn = match link {
-            None => quinn::Endpoint::new(config, Some(server), socket, runtime),
-            Some(profile) => {
-                // Endpoints of one machine must not lose the same packets.
-                let seed = socket.local_addr().map_or(0, |address| u64::from(address.port()));
-                let socket = runtime.wrap_udp_socket(socket).map_err(NetError::Socket)?;
-                let socket =
-                    EmulatedSocket::new(socket, profile, seed).map_err(NetError::Thread)?;
-                let socket = Arc::new(socket);
-                quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
-            }
+        // Endpoints of one machine must not lose the same packets.
+        let seed = socket.local_addr().map_or(0, |address| u64::from(address.port()));
+        let mut socket = wrap(socket).map_err(NetError::Socket)?;
+        if let Some(profile) = link {
+            let emulated = EmulatedSocket::new(socket, profile, seed).map_err(NetError::Thread)?;
+            socket = Arc::new(emulated);
         }
-        .map_err(NetError::Socket)?;
+        let runtime = Arc::new(quinn::TokioRuntime);
+        let quinn =
+            quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
+                .map_err(NetError::Socket)?;
         Ok(Endpoint { quinn, loopback, elsewhere })
     }
 
@@ -233,6 +231,17 @@ impl Endpoint {
     fn configs(&self, peer: SocketAddr) -> &Configs {
         if peer.ip().to_canonical().is_loopback() { &self.loopback } else { &self.elsewhere }
     }
+}
+
+/// Makes a bound socket quinn's, within the runtime that then drives it.
+#[cfg(unix)]
+fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+    Ok(Arc::new(super::socket::QuietSocket::new(socket)?))
+}
+
+#[cfg(not(unix))]
+fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+    quinn::Runtime::wrap_udp_socket(&quinn::TokioRuntime, socket)
 }
 
 impl Configs {

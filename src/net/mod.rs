@@ -29,6 +29,8 @@ mod members;
 pub mod peer;
 pub mod probe;
 pub mod selection;
+#[cfg(unix)]
+mod socket;
 pub mod star;
 pub mod station;
 pub mod wire;
