@@ -39,6 +39,9 @@ pub struct TransportSettings {
     pub mtu: u16,
     /// Bytes in flight, for a stream, a connection and a sender. 16 MiB and more are slower.
     pub window: u32,
+    /// The same on loopback, where nothing is under way: what was sent lies in the receiver's socket,
+    /// whose buffer a few workers' windows together must not overrun.
+    pub loopback_window: u32,
     pub congestion: Congestion,
     /// Whether a batch of packets is handed to the system at once (generic segmentation offload),
     /// where the system can: without it, sending small packets is three to four times slower.
@@ -61,6 +64,7 @@ impl Default for TransportSettings {
             loopback_mtu: 65_000,
             mtu: 1_452,
             window: 4 << 20,
+            loopback_window: 1 << 20,
             congestion: Congestion::Cubic,
             gso: true,
             ack_threshold: 10,
@@ -167,8 +171,9 @@ impl Endpoint {
         config
             .max_udp_payload_size(settings.loopback_mtu.max(settings.mtu))
             .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
-        let loopback = Configs::new(key, settings, settings.loopback_mtu())?;
-        let elsewhere = Configs::new(key, settings, settings.mtu)?;
+        let loopback =
+            Configs::new(key, settings, settings.loopback_mtu(), settings.loopback_window)?;
+        let elsewhere = Configs::new(key, settings, settings.mtu, settings.window)?;
         let link = settings.link.filter(|link| !link.is_transparent());
         // An emulated link has the packets of a real one, wherever it leads.
         let loopback = if link.is_some() { elsewhere.clone() } else { loopback };
@@ -245,8 +250,13 @@ fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
 }
 
 impl Configs {
-    fn new(key: &ClusterKey, settings: &TransportSettings, mtu: u16) -> Result<Configs, NetError> {
-        let transport = Arc::new(transport(settings, mtu)?);
+    fn new(
+        key: &ClusterKey,
+        settings: &TransportSettings,
+        mtu: u16,
+        window: u32,
+    ) -> Result<Configs, NetError> {
+        let transport = Arc::new(transport(settings, mtu, window)?);
         let unfit = |error: &dyn std::fmt::Display| NetError::Settings(format!("TLS: {error}"));
         let client = key.client_config().map_err(|error| unfit(&error))?;
         let client = QuicClientConfig::try_from(client).map_err(|error| unfit(&error))?;
@@ -275,7 +285,11 @@ const PROBE_STEP_MIN: u16 = 20;
 /// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
 
-fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, NetError> {
+fn transport(
+    settings: &TransportSettings,
+    mtu: u16,
+    window: u32,
+) -> Result<TransportConfig, NetError> {
     let idle_timeout = IdleTimeout::try_from(settings.failure_timeout)
         .map_err(|error| NetError::Settings(format!("failure timeout: {error}")))?;
     // A lost keep-alive or two must not look like a dead peer.
@@ -296,9 +310,9 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
         .initial_rtt(INITIAL_RTT)
         .mtu_discovery_config(Some(discovery))
         .ack_frequency_config(Some(ack_frequency))
-        .stream_receive_window(settings.window.into())
-        .receive_window(settings.window.into())
-        .send_window(settings.window.into())
+        .stream_receive_window(window.into())
+        .receive_window(window.into())
+        .send_window(window.into())
         // The connecting side opens one stream, for both directions.
         .max_concurrent_bidi_streams(1u8.into())
         .max_concurrent_uni_streams(0u8.into())
