@@ -210,7 +210,7 @@ fn a_vector_larger_than_all_windows_is_reduced() {
     let mut group = group(3);
     for options in &mut group {
         // No multiple of four, so that words are sent in part.
-        options.transport.window = 1_000_003;
+        options.transport.loopback_window = 1_000_003;
     }
     in_parallel(form(group), |mut ring| {
         ring.start(bucket(0, 0), reduction, vector(ring.rank(), 1, words)).expect("started");

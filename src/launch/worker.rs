@@ -84,7 +84,7 @@ impl WorkerPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlan {
     pub strategy: Strategy,
-    /// Whether a bucket is reduced while the next one is computed.
+    /// Whether a bucket is reduced while the next one is computed. The same for all workers.
     pub overlap: bool,
     pub transport: TransportSettings,
     /// Parameter servers; none: the workers exchange gradients among themselves.
@@ -108,9 +108,10 @@ impl NetworkPlan {
     fn group_digest(&self, config_digest: &[u8; 32]) -> [u8; 32] {
         let rebalance = self.rebalance.map_or(0, NonZero::get);
         Sha256::new()
-            .chain_update(b"annulet group 1\0")
+            .chain_update(b"annulet group 2\0")
             .chain_update(config_digest)
             .chain_update(rebalance.to_le_bytes())
+            .chain_update([u8::from(self.overlap)])
             .finalize()
             .into()
     }
@@ -166,6 +167,8 @@ impl Terms {
         }
         let rebalance = network.rebalance.map_or("off".to_owned(), |steps| steps.to_string());
         by_name.push(("rebalance".to_owned(), rebalance));
+        let overlap = if network.overlap { "on" } else { "off" };
+        by_name.push(("overlap".to_owned(), overlap.to_owned()));
         Terms { digest: network.group_digest(&config.digest(&dataset.sha256)), by_name }
     }
 }

@@ -3,13 +3,14 @@
 //! The settings' defaults are what won on loopback and on shaped links of 200 Mbit/s and
 //! 1 Gbit/s; each field says what its value is good for.
 
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig};
-use quinn::{ClientConfig, Runtime, ServerConfig, VarInt};
+use quinn::{AsyncUdpSocket, ClientConfig, ServerConfig, VarInt};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,9 @@ pub struct TransportSettings {
     pub mtu: u16,
     /// Bytes in flight, for a stream, a connection and a sender. 16 MiB and more are slower.
     pub window: u32,
+    /// The same on loopback, where nothing is under way: what was sent lies in the receiver's socket,
+    /// whose buffer a few workers' windows together must not overrun.
+    pub loopback_window: u32,
     pub congestion: Congestion,
     /// Whether a batch of packets is handed to the system at once (generic segmentation offload),
     /// where the system can: without it, sending small packets is three to four times slower.
@@ -60,6 +64,7 @@ impl Default for TransportSettings {
             loopback_mtu: 65_000,
             mtu: 1_452,
             window: 4 << 20,
+            loopback_window: 1 << 20,
             congestion: Congestion::Cubic,
             gso: true,
             ack_threshold: 10,
@@ -166,26 +171,25 @@ impl Endpoint {
         config
             .max_udp_payload_size(settings.loopback_mtu.max(settings.mtu))
             .map_err(|error| NetError::Settings(format!("packet size: {error}")))?;
-        let loopback = Configs::new(key, settings, settings.loopback_mtu())?;
-        let elsewhere = Configs::new(key, settings, settings.mtu)?;
+        let loopback =
+            Configs::new(key, settings, settings.loopback_mtu(), settings.loopback_window)?;
+        let elsewhere = Configs::new(key, settings, settings.mtu, settings.window)?;
         let link = settings.link.filter(|link| !link.is_transparent());
         // An emulated link has the packets of a real one, wherever it leads.
         let loopback = if link.is_some() { elsewhere.clone() } else { loopback };
         let server = ServerConfig::clone(&elsewhere.server);
-        let runtime = Arc::new(quinn::TokioRuntime);
-        let quinn = match link {
-            None => quinn::Endpoint::new(config, Some(server), socket, runtime),
-            Some(profile) => {
-                // Endpoints of one machine must not lose the same packets.
-                let seed = socket.local_addr().map_or(0, |address| u64::from(address.port()));
-                let socket = runtime.wrap_udp_socket(socket).map_err(NetError::Socket)?;
-                let socket = EmulatedSocket::new(socket, profile, seed, settings.gso)
-                    .map_err(NetError::Thread)?;
-                let socket = Arc::new(socket);
-                quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
-            }
+        // Endpoints of one machine must not lose the same packets.
+        let seed = socket.local_addr().map_or(0, |address| u64::from(address.port()));
+        let mut socket = wrap(socket).map_err(NetError::Socket)?;
+        if let Some(profile) = link {
+            let emulated = EmulatedSocket::new(socket, profile, seed, settings.gso)
+                .map_err(NetError::Thread)?;
+            socket = Arc::new(emulated);
         }
-        .map_err(NetError::Socket)?;
+        let runtime = Arc::new(quinn::TokioRuntime);
+        let quinn =
+            quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
+                .map_err(NetError::Socket)?;
         Ok(Endpoint { quinn, loopback, elsewhere })
     }
 
@@ -235,9 +239,25 @@ impl Endpoint {
     }
 }
 
+/// Makes a bound socket quinn's, within the runtime that then drives it.
+#[cfg(unix)]
+fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+    Ok(Arc::new(super::socket::QuietSocket::new(socket)?))
+}
+
+#[cfg(not(unix))]
+fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+    quinn::Runtime::wrap_udp_socket(&quinn::TokioRuntime, socket)
+}
+
 impl Configs {
-    fn new(key: &ClusterKey, settings: &TransportSettings, mtu: u16) -> Result<Configs, NetError> {
-        let transport = Arc::new(transport(settings, mtu)?);
+    fn new(
+        key: &ClusterKey,
+        settings: &TransportSettings,
+        mtu: u16,
+        window: u32,
+    ) -> Result<Configs, NetError> {
+        let transport = Arc::new(transport(settings, mtu, window)?);
         let unfit = |error: &dyn std::fmt::Display| NetError::Settings(format!("TLS: {error}"));
         let client = key.client_config().map_err(|error| unfit(&error))?;
         let client = QuicClientConfig::try_from(client).map_err(|error| unfit(&error))?;
@@ -266,7 +286,11 @@ const PROBE_STEP_MIN: u16 = 20;
 /// before it takes the last packet of a vector for lost; QUIC's 25 ms are many training steps.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
 
-fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, NetError> {
+fn transport(
+    settings: &TransportSettings,
+    mtu: u16,
+    window: u32,
+) -> Result<TransportConfig, NetError> {
     let idle_timeout = IdleTimeout::try_from(settings.failure_timeout)
         .map_err(|error| NetError::Settings(format!("failure timeout: {error}")))?;
     // A lost keep-alive or two must not look like a dead peer.
@@ -287,9 +311,9 @@ fn transport(settings: &TransportSettings, mtu: u16) -> Result<TransportConfig, 
         .initial_rtt(INITIAL_RTT)
         .mtu_discovery_config(Some(discovery))
         .ack_frequency_config(Some(ack_frequency))
-        .stream_receive_window(settings.window.into())
-        .receive_window(settings.window.into())
-        .send_window(settings.window.into())
+        .stream_receive_window(window.into())
+        .receive_window(window.into())
+        .send_window(window.into())
         // The connecting side opens one stream, for both directions.
         .max_concurrent_bidi_streams(1u8.into())
         .max_concurrent_uni_streams(0u8.into())

@@ -1,9 +1,10 @@
 //! The tokio and quinn shell: identities, connections, the collective's driver.
 //!
-//! [`driver`] runs everything on one thread of its own: an [`endpoint`], the connections to other
-//! workers that [`peer`] makes, the streams of words on them (`channel`), and the state machines of
-//! [`protocol`](crate::protocol). The rest of the program sees a handle that takes vectors and
-//! gives them back reduced; [`selection`] chooses the algorithms by what [`probe`] measured.
+//! The rest of the program sees a [`group`]: a handle that takes vectors and gives them back reduced.
+//! Behind it is one thread with an [`endpoint`] on its UDP socket (`socket`), on which a group lives
+//! (`life`): [`peer`] makes the connections to other workers, and the `driver` moves the words on
+//! their streams (`channel`) as the state machines of [`protocol`](crate::protocol) say, and notices
+//! when nothing moves (`stall`). [`selection`] chooses the algorithms by what [`probe`] measured.
 //!
 //! A worker whose groups change has a [`station`]: one address and thread for all its groups, and
 //! for the connections by which members agree on the next one (`members`).
@@ -19,11 +20,13 @@ use std::time::Duration;
 mod channel;
 pub mod congestion;
 mod door;
-pub mod driver;
+mod driver;
 pub mod endpoint;
+pub mod group;
 mod handshake;
 pub mod identity;
 mod interrupt;
+mod life;
 mod link;
 mod members;
 mod mover;
@@ -31,13 +34,16 @@ pub mod peer;
 mod port;
 pub mod probe;
 pub mod selection;
+#[cfg(unix)]
+mod socket;
+mod stall;
 pub mod star;
 pub mod station;
 pub mod wire;
 
 pub use congestion::{Congestion, CongestionError};
-pub use driver::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced, Seat};
 pub use endpoint::TransportSettings;
+pub use group::{GroupHandle, GroupOptions, IN_FLIGHT_MAX, Reduced, Seat};
 pub use identity::{ClusterKey, KeyError};
 pub use interrupt::Interrupt;
 pub use peer::{AddressError, PeerAddress};

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::NetError;
-use super::driver::GroupHandle;
+use super::group::GroupHandle;
 use crate::protocol::collective::{CollectiveId, Content, Reduction};
 use crate::protocol::cost_model::{Cost, Link};
 use crate::protocol::exchange::Algorithm;

@@ -26,7 +26,7 @@ use super::timeline::{Timeline, Track};
 use super::trainer::{TrainError, TrainingState};
 use super::transfer;
 use super::update::{StepOutcome, Update, UpdateReport};
-use super::vectors::{Reduced, computed_us, empty_vectors, pack, unpack};
+use super::vectors::{Reduced, computed_us, empty_vectors, join, pack, separate, unpack};
 use super::views::{Joined, Regrouped, Standing, Views};
 
 /// A redone step has exponents made from its own exact maxima, so a second redo cannot happen
@@ -63,6 +63,8 @@ pub struct AllReduce {
     vectors: Vec<Vec<u32>>,
     /// The same as it travels, kept for the next step; where nothing is packed, it is the vector.
     packed: Vec<Vec<u32>>,
+    /// All of `packed` as one vector, where nothing overlaps; kept for the next step.
+    joined: Vec<u32>,
     /// For how long each worker of the present group has waited for each other one, by rank.
     waited: Vec<Vec<Duration>>,
     timeline: Timeline,
@@ -76,8 +78,8 @@ pub struct AllReduceParts {
     pub collective: Box<dyn Collective>,
     /// Set from outside to end the run after the current step, on all workers alike.
     pub stop: Arc<AtomicBool>,
-    /// Whether a bucket is reduced while the next one is computed; if not, all are reduced once all
-    /// are computed, for comparison.
+    /// Whether a bucket is reduced while the next one is computed; if not, all are reduced as one
+    /// once all are computed. The same for all workers.
     pub overlap: bool,
     /// The shares follow the workers' speeds, and change once in so many steps at most; none: they
     /// stay equal. The same for all workers.
@@ -96,6 +98,7 @@ impl AllReduce {
             gradients: vec![0.0; PARAMETERS],
             vectors: empty_vectors(world),
             packed: vec![Vec::new(); BUCKETS.len()],
+            joined: Vec::new(),
             waited: vec![vec![Duration::ZERO; world]; world],
             generation: 0,
             views: None,
@@ -365,8 +368,8 @@ impl AllReduce {
     }
 
     /// Computes this worker's share of the gradient sums and reduces them over all workers,
-    /// bucket by bucket: the first bucket travels while the second is computed, unless `overlap`
-    /// is off. The reduced words are left in `self.vectors`.
+    /// bucket by bucket: the first bucket travels while the second is computed. If `overlap` is off,
+    /// all travel as one once all are computed. The reduced words are left in `self.vectors`.
     fn reduce_gradients(
         &mut self,
         state: &TrainingState,
@@ -389,10 +392,7 @@ impl AllReduce {
             attempt,
             content: Content::Gradients(index as u32),
         };
-        let mut start = |index: usize, vector: &mut Vec<u32>, packed: &mut Vec<u32>| {
-            let reduction = pack(wire, &BUCKETS[index], vector, packed);
-            collective.start(id(index), reduction, std::mem::take(packed))
-        };
+        let mut reductions = [Reduction::sums(0); BUCKETS.len()];
         let (mut computed_at, mut started_at) = (began, [began; BUCKETS.len()]);
         for (index, bucket) in BUCKETS.iter().enumerate() {
             let vector = &mut self.vectors[index];
@@ -402,24 +402,31 @@ impl AllReduce {
             control[0] = u32::from(self.stop.load(Ordering::Relaxed));
             control[1 + rank] = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
             computed_at = self.timeline.span(Track::Compute(index), step, computed_at);
+            started_at[index] = Instant::now();
+            let packed = &mut self.packed[index];
+            reductions[index] = pack(wire, bucket, vector, packed);
             if self.overlap {
-                started_at[index] = Instant::now();
-                start(index, vector, &mut self.packed[index])?;
+                collective.start(id(index), reductions[index], std::mem::take(packed))?;
             }
         }
         let computed = Instant::now();
         if !self.overlap {
-            let vectors = self.vectors.iter_mut().zip(&mut self.packed);
-            for (index, (vector, packed)) in vectors.enumerate() {
-                started_at[index] = Instant::now();
-                start(index, vector, packed)?;
-            }
+            // Nothing is gained by two collectives where the one waits for the other.
+            let reduction = join(&self.packed, &reductions, &mut self.joined);
+            collective.start(id(0), reduction, std::mem::take(&mut self.joined))?;
         }
         spent.compute += computed - began;
+        if !self.overlap {
+            self.joined = collective.finish()?;
+            self.timeline.span(Track::Communication(0), step, computed);
+            separate(&self.joined, &reductions, &mut self.packed);
+        }
         let vectors = self.vectors.iter_mut().zip(&mut self.packed);
         for (index, (bucket, (vector, packed))) in BUCKETS.iter().zip(vectors).enumerate() {
-            *packed = collective.finish()?;
-            self.timeline.span(Track::Communication(index), step, started_at[index]);
+            if self.overlap {
+                *packed = collective.finish()?;
+                self.timeline.span(Track::Communication(index), step, started_at[index]);
+            }
             unpack(wire, bucket, packed, vector);
         }
         self.timeline.span(Track::Waiting, step, computed);
