@@ -297,11 +297,12 @@ impl Port {
         }
         state.take_arrived(now);
         let may_wake = now >= state.woken_at + MODERATION;
-        if may_wake && state.incoming.front().is_some_and(|(due, _)| *due <= now) {
-            if let Some(reader) = state.reader.take() {
-                state.woken_at = now;
-                to_wake.push(reader);
-            }
+        if may_wake
+            && state.incoming.front().is_some_and(|(due, _)| *due <= now)
+            && let Some(reader) = state.reader.take()
+        {
+            state.woken_at = now;
+            to_wake.push(reader);
         }
         self.plan_turn(&mut state, now);
         drop(state);
