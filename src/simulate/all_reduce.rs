@@ -24,7 +24,9 @@ struct Worker {
 }
 
 struct Peer {
+    /// As the exchange knows it, and which node it is.
     rank: usize,
+    node: usize,
     /// Bytes that have come and are not used.
     pending: usize,
     header_seen: bool,
@@ -39,7 +41,13 @@ struct Group<'a> {
     recording: &'a mut Recording,
     steps: usize,
     update_ns: u64,
+    /// All compute as long as the first worker.
+    are_alike: bool,
 }
+
+/// Workers of a ring who stand for all, where all are alike: each has a left and a right neighbour of
+/// its own among them.
+pub(super) const STAND_INS: usize = 3;
 
 /// Simulates the scenario's workers.
 pub(super) fn run(
@@ -51,19 +59,38 @@ pub(super) fn run(
 ) {
     let world = scenario.workers;
     let algorithm = algorithm(scenario, settings, strategy);
-    let reduction = Reduction::sums(scenario.elements);
-    let fresh: Vec<Exchange> = (0..world)
+    let nodes = settings.nodes(scenario);
+    let are_alike = nodes < world;
+    // Then all shards are as long as the longest.
+    let elements =
+        if are_alike { scenario.elements.next_multiple_of(world) } else { scenario.elements };
+    let reduction = Reduction::sums(elements);
+    let fresh: Vec<Exchange> = (0..nodes)
         .map(|rank| Exchange::without_payload(algorithm, rank, world, reduction))
         .collect();
-    let peers: Vec<Vec<usize>> = (0..world).map(|rank| algorithm.peers(rank, world)).collect();
-    let worker = |(exchange, peers): (&Exchange, &Vec<usize>)| Worker {
+    let ranks: Vec<Vec<usize>> = (0..nodes).map(|rank| algorithm.peers(rank, world)).collect();
+    let node_of = |rank: usize, peer: usize| match are_alike {
+        false => peer,
+        true if peer == (rank + 1) % world => (rank + 1) % nodes,
+        true => (rank + nodes - 1) % nodes,
+    };
+    let worker = |(rank, exchange): (usize, &Exchange)| Worker {
         exchange: exchange.clone(),
-        peers: (peers.iter()).map(|&rank| Peer { rank, pending: 0, header_seen: false }).collect(),
+        peers: ranks[rank]
+            .iter()
+            .map(|&peer| Peer {
+                rank: peer,
+                node: node_of(rank, peer),
+                pending: 0,
+                header_seen: false,
+            })
+            .collect(),
         exchanges: false,
         computed: 0,
         steps: 0,
     };
-    let workers = fresh.iter().zip(&peers).map(worker).collect();
+    let workers: Vec<Worker> = fresh.iter().enumerate().map(worker).collect();
+    let peers = workers.iter().map(Worker::nodes).collect();
     let one_source = algorithm == Algorithm::Ring;
     let packets = settings.packets_at_once(scenario);
     let (link, seed) = (&scenario.link, settings.seed);
@@ -75,9 +102,10 @@ pub(super) fn run(
         recording,
         steps,
         update_ns: settings.machine.update_ns(scenario.elements),
+        are_alike,
     };
-    for rank in 0..world {
-        group.compute(rank, 0);
+    for node in 0..nodes {
+        group.compute(node, 0);
     }
     let mut end = 0;
     while let Some(Happening { at, node, what }) = group.network.next() {
@@ -87,8 +115,8 @@ pub(super) fn run(
             What::Bytes { from, bytes, .. } => group.take_in(node, at, from, bytes),
         }
     }
-    for rank in 0..world {
-        let (sent, received) = group.network.traffic(rank);
+    for node in 0..nodes {
+        let (sent, received) = group.network.traffic(node);
         group.recording.count_bytes(sent, received);
     }
     group.recording.machine_busy = group.network.busy(end);
@@ -112,13 +140,22 @@ pub(super) fn algorithm(scenario: &Scenario, settings: &Settings, strategy: Stra
         .unwrap_or_else(|| cost_model::choose(scenario.workers, scenario.bytes(), &link).algorithm)
 }
 
+impl Worker {
+    /// In ascending order.
+    fn nodes(&self) -> Vec<usize> {
+        let mut nodes: Vec<usize> = self.peers.iter().map(|peer| peer.node).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+}
+
 impl Group<'_> {
     fn compute(&mut self, rank: usize, at: Time) {
         let worker = &mut self.workers[rank];
         if worker.steps == self.steps {
             return;
         }
-        worker.computed = self.compute.next(rank);
+        worker.computed = self.compute.next(if self.are_alike { 0 } else { rank });
         let done = at + worker.computed;
         self.network.set_timer(rank, done);
     }
@@ -131,7 +168,7 @@ impl Group<'_> {
         for peer in &mut worker.peers {
             peer.header_seen = !worker.exchange.receives_from(peer.rank);
             if worker.exchange.sends_to(peer.rank) {
-                self.network.send(rank, peer.rank, HEADER_BYTES, None);
+                self.network.send(rank, peer.node, HEADER_BYTES, None);
             }
         }
         // One alone has nobody to speak to, and no thread that does.
@@ -142,7 +179,7 @@ impl Group<'_> {
 
     fn take_in(&mut self, rank: usize, at: Time, from: usize, bytes: usize) {
         let worker = &mut self.workers[rank];
-        if let Some(peer) = worker.peers.iter_mut().find(|peer| peer.rank == from) {
+        if let Some(peer) = worker.peers.iter_mut().find(|peer| peer.node == from) {
             peer.pending += bytes;
         }
         if worker.exchanges {
@@ -171,7 +208,7 @@ impl Group<'_> {
                     break;
                 }
                 exchange.sent(peer.rank, words);
-                self.network.send(rank, peer.rank, words * WORD_BYTES, None);
+                self.network.send(rank, peer.node, words * WORD_BYTES, None);
             }
         }
         self.network.flush(rank, at);
@@ -253,6 +290,37 @@ mod tests {
         // Slices travel side by side: no faster than two latencies and one slice each way, and well
         // ahead of one server. The messages that order slices come on top of the formula's 495 us.
         assert!(0.297 * 0.95 <= eight && eight < one / 2.0, "{eight}");
+    }
+
+    #[test]
+    fn three_workers_of_a_ring_stand_for_all_where_all_are_alike() {
+        let cell = |elements: usize, packets_max: usize| {
+            let scenario = Scenario {
+                workers: 48,
+                topology: "ring".parse().unwrap(),
+                link: "lan-1g".parse().unwrap(),
+                compute: "20ms".parse().unwrap(),
+                elements,
+                straggler: None,
+            };
+            // A tile for each, so that all compute equally long.
+            let settings =
+                Settings { batch: 48 * 16, steps: 3, packets_max, ..Settings::default() };
+            simulate(&scenario, &settings).unwrap()
+        };
+        let (all, few) = (usize::MAX, 100);
+        // Equal shards: not a nanosecond's difference.
+        let elements = 48 * 1_000;
+        let (simulated, stood_for) = (cell(elements, all), cell(elements, few));
+        assert_eq!(simulated.step.p50, stood_for.step.p50);
+        assert_eq!(simulated.busiest_node, stood_for.busiest_node);
+        assert_eq!(simulated.compute_ms, stood_for.compute_ms);
+        // Else shards of all are as long as the longest, of one word more: each hop may take that
+        // word's time longer, through two cards and two processors.
+        let (simulated, stood_for) = (cell(elements + 1, all), cell(elements + 1, few));
+        let word_ms = 4.0 * (2.0 * 8e-6 + 2.0 * Machine::default().byte_ns * 1e-6);
+        let longer = stood_for.step.p50 - simulated.step.p50;
+        assert!((0.0..=94.0 * word_ms).contains(&f64::from(longer)), "{longer} ms");
     }
 
     #[test]

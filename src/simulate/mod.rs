@@ -26,8 +26,9 @@
 //!
 //! Congestion control is not modelled: a sender has as much in flight as its card takes, so losses
 //! cost their retransmission but no window, and what arrives at a full card waits in place of being
-//! dropped. Switches between cards are perfect. Where a step has more than some ten million packets,
-//! several move as one. Workers and servers are never lost.
+//! dropped. Switches between cards are perfect. Where a step has more than some million packets,
+//! three workers of a ring stand for all, with the longest shard and the longest computing each, if
+//! nothing random tells workers apart; else several packets move as one. Workers and servers are never lost.
 
 mod all_reduce;
 pub mod calibrate;

@@ -9,6 +9,7 @@ use super::machine::Machine;
 use super::record::Recording;
 use super::scenario::{Compute, Scenario, Topology};
 use super::{all_reduce, servers};
+use crate::protocol::exchange::Algorithm;
 
 /// What all cells of a simulated sweep have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,8 +25,8 @@ pub struct Settings {
     /// How long a batch takes by real kernels on one worker, if that is known.
     pub kernels: Option<Duration>,
     pub machine: Machine,
-    /// Packets of a cell that are simulated one by one: with more, it has fewer steps, and then
-    /// several packets move as one.
+    /// Packets of a cell that are simulated one by one: with more, three workers of a ring stand for
+    /// all if all are alike; else the cell has fewer steps, and then several packets move as one.
     pub packets_max: usize,
 }
 
@@ -111,15 +112,40 @@ impl Settings {
         (all / self.packets_max as f64).ceil().clamp(1.0, 1e6) as usize
     }
 
+    /// Workers of an all-reduce that are simulated: all, unless there would be too many packets in
+    /// a single step and few can [stand for them](all_reduce::STAND_INS).
+    pub(super) fn nodes(&self, scenario: &Scenario) -> usize {
+        let Scenario { workers, link, straggler, .. } = scenario;
+        let are_alike = straggler.is_none()
+            && self.jitter == 0.0
+            && self.machine.cores == 0
+            && !self.machine.emulated
+            && link.jitter.is_zero()
+            && link.loss_ppm == 0;
+        let is_ring = matches!(scenario.topology, Topology::AllReduce(strategy)
+            if all_reduce::algorithm(scenario, self, strategy) == Algorithm::Ring);
+        let is_too_much = self.packets_of(scenario, *workers) > self.packets_max as f64;
+        if is_ring && are_alike && is_too_much {
+            all_reduce::STAND_INS.min(*workers)
+        } else {
+            *workers
+        }
+    }
+
     /// Of a step, about.
     fn packets(&self, scenario: &Scenario) -> f64 {
-        let n = scenario.workers as f64;
+        self.packets_of(scenario, self.nodes(scenario))
+    }
+
+    /// Of a step in which so many workers send, about.
+    fn packets_of(&self, scenario: &Scenario, senders: usize) -> f64 {
+        let (n, senders) = (scenario.workers as f64, senders as f64);
         let full = |bytes: f64| (bytes / f64::from(self.machine.mtu)).ceil();
         let bytes = scenario.bytes() as f64;
         let packets = match scenario.topology {
             Topology::AllReduce(strategy) => {
                 match all_reduce::algorithm(scenario, self, strategy).name() {
-                    "ring" => n * 2.0 * (n - 1.0) * full(bytes / n),
+                    "ring" => senders * 2.0 * (n - 1.0) * full(bytes / n),
                     "direct" => n * (n - 1.0) * full(bytes),
                     _ => n * (2.0 * n.log2() + full(2.0 * bytes)),
                 }
