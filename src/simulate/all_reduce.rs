@@ -308,7 +308,8 @@ mod tests {
                 Settings { batch: 48 * 16, steps: 3, packets_max, ..Settings::default() };
             simulate(&scenario, &settings).unwrap()
         };
-        let (all, few) = (usize::MAX, 100);
+        // More than three send in these steps, and fewer than all send in one.
+        let (all, few) = (usize::MAX, 10_000);
         // Equal shards: not a nanosecond's difference.
         let elements = 48 * 1_000;
         let (simulated, stood_for) = (cell(elements, all), cell(elements, few));
