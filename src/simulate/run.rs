@@ -31,7 +31,7 @@ pub struct Settings {
 }
 
 /// Some seconds' worth.
-const PACKETS_MAX: usize = 3_000_000;
+const PACKETS_MAX: usize = 1_500_000;
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -120,7 +120,6 @@ impl Settings {
             && self.jitter == 0.0
             && self.machine.cores == 0
             && !self.machine.emulated
-            && link.jitter.is_zero()
             && link.loss_ppm == 0;
         let is_ring = matches!(scenario.topology, Topology::AllReduce(strategy)
             if all_reduce::algorithm(scenario, self, strategy) == Algorithm::Ring);
