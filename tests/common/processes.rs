@@ -75,8 +75,12 @@ pub fn workers(mark: &str) -> Vec<u32> {
 }
 
 pub fn signal(pid: u32, name: &str) {
-    let status = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
-    assert!(status.success());
+    assert!(reaches_with_signal(pid, name), "process {pid} is gone");
+}
+
+/// Whether the process was there to be signalled: one that was just found may have ended since.
+pub fn reaches_with_signal(pid: u32, name: &str) -> bool {
+    Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap().success()
 }
 
 pub fn stderr_of(child: &mut Child) -> String {

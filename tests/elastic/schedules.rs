@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::common::params_sha256;
 use crate::common::processes::{
-    Launcher, exit_code, logged_steps, signal, stderr_of, wait_for, workers,
+    Launcher, exit_code, logged_steps, reaches_with_signal, stderr_of, wait_for, workers,
 };
 use crate::{RUN, run_json, sha256_after, sha256_of};
 
@@ -163,21 +163,16 @@ impl Schedule {
             }
             let victim = victims[self.below(victims.len())];
             match self.below(if stops { 3 } else { 2 }) {
-                0 => {
-                    signal(victim, "KILL");
-                    outcome.killed += 1;
-                }
-                1 => {
-                    signal(victim, "TERM");
-                    outcome.terminated += 1;
-                }
-                _ => {
-                    signal(victim, "STOP");
+                // A victim of before may be about to end, and is then nobody's victim again.
+                0 => outcome.killed += usize::from(reaches_with_signal(victim, "KILL")),
+                1 => outcome.terminated += usize::from(reaches_with_signal(victim, "TERM")),
+                _ if reaches_with_signal(victim, "STOP") => {
                     outcome.stopped += 1;
                     lines = logged_steps(&out) + 3;
                     reaches(&mut launcher, || logged_steps(&out) >= lines);
-                    signal(victim, "CONT");
+                    reaches_with_signal(victim, "CONT");
                 }
+                _ => {}
             }
         }
         let code = exit_code(&mut launcher.0);
@@ -189,7 +184,11 @@ impl Schedule {
             let changes = view["changes"].as_array().unwrap();
             outcome.came += changes.iter().filter(|change| change["kind"] == "came").count();
             let ms = view["stood_still_ms"].as_f64().unwrap();
-            outcome.stood_still.push((cause_of(changes), ms));
+            let cause = cause_of(changes);
+            if cause == Cause::Missed {
+                println!("schedule {}: missed: {view}\n{text}", self.seed);
+            }
+            outcome.stood_still.push((cause, ms));
         }
         outcome
     }

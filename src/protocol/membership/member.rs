@@ -166,7 +166,14 @@ impl Membership {
     pub fn handle_lost(&mut self, now: Time, id: MemberId, why: String, certain: bool) {
         self.joiners.remove(&id);
         let Some(view) = &self.view else { return };
-        if id == self.me.id || !view.contains(id) || matches!(self.phase, Phase::Over) {
+        if id == self.me.id || matches!(self.phase, Phase::Over) {
+            return;
+        }
+        if !view.contains(id) {
+            // A joiner, who may be in a successor that is proposed already.
+            if certain {
+                self.suspects.insert(id, Suspicion { why, certain });
+            }
             return;
         }
         let known = self.suspects.get(&id);
@@ -341,3 +348,80 @@ impl Membership {
 
 /// The reason of whoever leaves as planned.
 pub const LEAVES: &str = "it was asked to leave";
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::Message;
+    use super::*;
+
+    fn member(id: u64) -> Member {
+        Member { id: MemberId(id), addresses: Vec::new() }
+    }
+
+    fn actions(membership: &mut Membership) -> Vec<Action> {
+        std::iter::from_fn(|| membership.poll_action()).collect()
+    }
+
+    /// What the member asks of the launcher, who is its only acceptor, and the launcher's consent.
+    fn agree(membership: &mut Membership, now: Time) -> Option<View> {
+        let mut chosen = None;
+        loop {
+            let asked: Vec<Message> = actions(membership)
+                .into_iter()
+                .filter_map(|action| match action {
+                    Action::Send { to: Party::Launcher, message } => Some(message),
+                    _ => None,
+                })
+                .collect();
+            if asked.is_empty() {
+                return chosen;
+            }
+            for message in asked {
+                let answer = match message {
+                    Message::Prepare { generation, ballot } => {
+                        Message::Promise { generation, ballot, accepted: None, step: None }
+                    }
+                    Message::Accept { generation, ballot, view } => {
+                        chosen = Some(*view);
+                        // The launcher saw the joiner's end before this answer left.
+                        let why = "its process ended".to_owned();
+                        membership.handle_lost(now, MemberId(1), why, true);
+                        Message::Accepted { generation, ballot }
+                    }
+                    other => panic!("nobody asks {other:?}"),
+                };
+                membership.handle_message(now, Party::Launcher, answer);
+            }
+            if membership.view().map(|view| view.generation)
+                == chosen.as_ref().map(|view| view.generation)
+            {
+                return chosen;
+            }
+        }
+    }
+
+    #[test]
+    fn a_joiner_that_dies_while_it_is_let_in_is_not_waited_for() {
+        let now = Time::ZERO;
+        let settings = Settings {
+            acceptors: Acceptors::Launcher,
+            failure_timeout: Duration::from_secs(3),
+            join_timeout: Duration::from_secs(30),
+            members_min: 1,
+            members_max: 4,
+        };
+        let view = View::first(vec![member(0)], 0);
+        let mut survivor = Membership::member(settings, MemberId(0), view);
+        survivor.handle_message(now, Party::Launcher, Message::Join { member: member(1) });
+        survivor.handle_halted(now, Some(5));
+        let with_joiner = agree(&mut survivor, now).expect("a view is chosen");
+        assert!(with_joiner.contains(MemberId(1)));
+        // It is in the view, which is ended at once.
+        let halts = |action: &Action| matches!(action, Action::Halt { .. });
+        assert!(actions(&mut survivor).iter().any(halts));
+        survivor.handle_halted(now, Some(5));
+        let alone = agree(&mut survivor, now).expect("another view is chosen");
+        assert_eq!(alone.ids().collect::<Vec<_>>(), [MemberId(0)]);
+        assert_eq!(alone.changes[0].why, "its process ended");
+    }
+}

@@ -253,7 +253,10 @@ fn synthetic(groups: &[Group]) -> Vec<String> {
 
 /// Where the machine was too small, the figures are the machine's.
 fn busy_machine(groups: &[Group]) -> Vec<String> {
-    let cells = || groups.iter().flat_map(|group| &group.cells);
+    let cells = || {
+        let all = groups.iter().flat_map(|group| &group.cells);
+        all.filter(|cell| cell.source == CellSource::Measured)
+    };
     let busy = cells().filter(|cell| cell.machine_busy.is_some_and(|share| share > BUSY));
     match (busy.count(), cells().filter(|cell| cell.machine_busy.is_some()).count()) {
         (0, _) => Vec::new(),
@@ -399,6 +402,11 @@ mod tests {
         let cells = [
             Cell { machine_busy: Some(0.99), ..cell("ring", 16, 100.0) },
             Cell { machine_busy: Some(0.3), ..cell("ring", 2, 100.0) },
+            Cell {
+                machine_busy: Some(0.99),
+                source: CellSource::Simulated,
+                ..cell("ring", 4, 100.0)
+            },
         ];
         let text = text(&cells);
         assert!(text.contains("In 1 of 2 measured cells the machine's cores were"), "{text}");
