@@ -82,17 +82,22 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Tells those that still work that a worker has ended, and which others have before it.
-    pub(super) fn report_ended(&mut self, rank: usize, observer: &mut dyn Observer) {
-        let children = &self.children.list;
-        let ended: Vec<(MemberId, String)> =
-            children.iter().filter_map(|child| Some((child.id, child.ended.clone()?))).collect();
+    /// Says who is lost, and how many go on.
+    pub(super) fn note_lost(&self, rank: usize, observer: &mut dyn Observer) {
         let left = self.members.iter().filter(|&&id| !self.has_ended(id)).count();
         if self.training && left > 0 {
-            let (id, why) = (children[rank].id, children[rank].ended.clone().unwrap_or_default());
+            let child = &self.children.list[rank];
+            let (id, why) = (child.id, child.ended.clone().unwrap_or_default());
             let text = format!("{id} is lost: {why}; {left} go on");
             observer.event(Event::Notice { text });
         }
+    }
+
+    /// Tells those that still work that a worker has ended, and which others have before it.
+    pub(super) fn report_ended(&mut self) {
+        let children = &self.children.list;
+        let ended: Vec<(MemberId, String)> =
+            children.iter().filter_map(|child| Some((child.id, child.ended.clone()?))).collect();
         for (id, why) in ended {
             let exited = ToWorker::Exited { id, why };
             self.children.awake().for_each(|child| child.send(&exited));

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::net::identity::ClusterKey;
-use crate::protocol::membership::{Arbiter, MemberId};
+use crate::protocol::membership::{Arbiter, LEAVES, MemberId};
 use crate::train::event::{Event, Observer};
 use crate::train::metrics::RunSummary;
 use crate::train::server::ServerPlan;
@@ -242,13 +242,20 @@ impl Supervisor<'_> {
             News::Ended(status) => {
                 self.open -= 1;
                 let status = status.map_err(LaunchError::Spawn)?;
-                self.children.list[rank].ended = Some(ending_text(status));
+                let child = &mut self.children.list[rank];
+                let left = status.success() && child.leaves;
+                child.ended = Some(if left { LEAVES.to_owned() } else { ending_text(status) });
+                if left && self.servers.is_none() {
+                    // It may have left while it was being let in.
+                    self.report_ended();
+                }
                 if !status.success() {
                     if !self.children.list[rank].explained {
                         self.bury(rank, status, observer);
                     }
                     if self.servers.is_none() {
-                        self.report_ended(rank, observer);
+                        self.note_lost(rank, observer);
+                        self.report_ended();
                         self.replace(rank, observer)?;
                     }
                 }

@@ -198,7 +198,14 @@ impl Membership {
                 self.broadcast(&Message::Leave { generation, why: why.to_owned() });
                 self.begin_change(&format!("this worker leaves: {why}"));
             }
-            None => self.end(Ending::Left),
+            None => {
+                // It may be in a successor that is proposed already.
+                if self.settings.acceptors == Acceptors::Launcher {
+                    let message = Message::Leave { generation: 0, why: why.to_owned() };
+                    self.send(Party::Launcher, message);
+                }
+                self.end(Ending::Left);
+            }
         }
     }
 
