@@ -9,6 +9,9 @@
 //! A worker whose groups change has a [`station`]: one address and thread for all its groups, and
 //! for the connections by which members agree on the next one (`members`).
 //!
+//! Where `--link` asks for it, an emulated card (`link`) stands before the socket: a `port` for each
+//! socket, and one thread, the `mover`, that serves all of a process.
+//!
 //! A [`star`] is the other shape: workers around parameter servers, with messages instead of
 //! collectives, over the same endpoints and the same handshake.
 

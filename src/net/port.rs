@@ -25,11 +25,7 @@ use quinn::AsyncUdpSocket;
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 
 use super::mover::Mover;
-use crate::protocol::link::Card;
-
-/// The least time between two interrupts of a card, and between two batches that it hands to the
-/// kernel: that of common Ethernet drivers (`rx-usecs` of 50).
-const MODERATION: Duration = Duration::from_micros(50);
+use crate::protocol::link::{Card, MODERATION};
 
 /// A larger batch is more than a UDP datagram may have to the kernel.
 const BATCH_BYTES_MAX: usize = 65_000;

@@ -24,6 +24,10 @@ pub const FRAME_BYTES: usize = 8 + 20 + 14;
 /// buffer of 208 KiB holds.
 pub const SEND_QUEUE_PACKETS: usize = 90;
 
+/// The least time between two interrupts of an emulated card, and between two batches that it hands
+/// to the kernel: that of common Ethernet drivers (`rx-usecs` of 50).
+pub const MODERATION: Duration = Duration::from_micros(50);
+
 /// What a link is like, seen from one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkProfile {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::machine::Machine;
-use crate::protocol::link::{Card, FRAME_BYTES, LinkProfile};
+use crate::protocol::link::{Card, FRAME_BYTES, LinkProfile, MODERATION};
 
 /// Nanoseconds since the start.
 pub(super) type Time = u64;
@@ -27,9 +27,6 @@ const TURN_PACKETS: usize = 20;
 /// QUIC's wait before a packet that nothing follows is taken for lost, beside a round trip: the
 /// timer's granularity and the longest delay of an acknowledgement.
 const PROBE_DELAY: Duration = Duration::from_millis(6);
-
-/// The least time between an emulated card's two interrupts.
-const MODERATION: Duration = Duration::from_micros(50);
 
 /// What happens to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

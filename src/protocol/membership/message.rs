@@ -95,7 +95,8 @@ pub enum Message {
         member: MemberId,
         why: String,
     },
-    /// The sender wants to leave, and why.
+    /// The sender wants to leave, and why. A joiner, which has no view yet, tells the launcher alone,
+    /// as of generation 0.
     Leave {
         generation: u32,
         why: String,
