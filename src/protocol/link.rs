@@ -20,9 +20,10 @@ use serde::{Deserialize, Serialize};
 /// Ethernet, as the kernel's token bucket counts them.
 pub const FRAME_BYTES: usize = 8 + 20 + 14;
 
-/// Packets that wait to leave before the program is held back: as many as a UDP socket's usual
-/// buffer of 208 KiB holds.
-pub const SEND_QUEUE_PACKETS: usize = 90;
+/// Packets that wait to leave before the program is held back: as many full ones as a UDP socket's
+/// usual buffer of 208 KiB takes before a token bucket, if they come in tens, as QUIC sends them by
+/// segmentation offload.
+pub const SEND_QUEUE_PACKETS: usize = 140;
 
 /// The least time between two interrupts of an emulated card, and between two batches that it hands
 /// to the kernel: that of common Ethernet drivers (`rx-usecs` of 50).
