@@ -553,7 +553,7 @@ mod tests {
         let (mut turns, mut rest) = (vec![1; TURN_PACKETS], order.as_slice());
         turns.extend([2; TURN_PACKETS]);
         assert_eq!(rest.split_off(..turns.len()), Some(turns.as_slice()));
-        // From the 91st packet on the card holds back; then the one comes to its end, and the other.
+        // From the 141st packet on the card holds back; then the one comes to its end, and the other.
         assert!(
             rest[SEND_QUEUE_PACKETS..].is_sorted_by(|a, b| a >= b)
                 || rest[SEND_QUEUE_PACKETS..].is_sorted()
